@@ -1,0 +1,1 @@
+"""Faster text from a language model, from exactly the model's own distribution."""

@@ -1,0 +1,97 @@
+"""Arithmetic on laws: rows of non-negative numbers that sum to one, or to zero where nothing was drawn.
+
+Everything here runs unchanged on NumPy, on torch and on NumPy arrays of Fractions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import array_namespace
+
+Array = Any  # NumPy, torch, or a NumPy array of fractions.Fraction: whatever the array namespace serves
+
+
+def positive(x: Array) -> Array:
+    """(x)+, entry by entry."""
+    return array_namespace(x).where(x > 0, x, x * 0)
+
+
+def divide(a: Array, b: Array, otherwise: int = 0) -> Array:
+    """a / b where b > 0 and `otherwise` elsewhere: 0/0 is never evaluated, so Fractions and floats agree."""
+    xp = array_namespace(a, b)
+    safe = b > 0
+    return xp.where(safe, a / xp.where(safe, b, b * 0 + 1), b * 0 + otherwise)
+
+
+def normalise(weights: Array) -> Array:
+    """Weights scaled to sum to one along the last axis; an all-zero row stays zero."""
+    xp = array_namespace(weights)
+    return divide(weights, xp.sum(weights, axis=-1, keepdims=True))
+
+
+def residual(p: Array, q: Array) -> Array:
+    """The law proportional to (p - q)+; p itself where that vanishes (an event of probability zero but for rounding).
+
+    `p` need not be normalised: block verification passes w * p.
+    """
+    xp = array_namespace(p, q)
+    rest = positive(p - q)
+    return normalise(xp.where(xp.sum(rest, axis=-1, keepdims=True) > 0, rest, p))
+
+
+def overlap(p: Array, q: Array) -> Array:
+    """sum min(p, q) = 1 - TV(p, q): the best acceptance any rule can reach with one draft from q."""
+    xp = array_namespace(p, q)
+    return xp.sum(xp.where(p < q, p, q), axis=-1)
+
+
+def total_variation(p: Array, q: Array) -> Array:
+    """Half the absolute difference, summed: 0 for equal laws, 1 for disjoint ones."""
+    xp = array_namespace(p, q)
+    return xp.sum(abs(p - q), axis=-1) / 2
+
+
+def at(rows: Array, tokens: Array) -> Array:
+    """The entry of each row [..., V] at its token [...]; -1 (not drawn) reads entry 0, for the caller to mask."""
+    xp = array_namespace(rows, tokens)
+    index = xp.where(tokens < 0, tokens * 0, tokens)
+    return xp.take_along_axis(rows, index[..., None], axis=-1)[..., 0]
+
+
+def row(rows: Array, node: Array) -> Array:
+    """The row of each batch entry at its node: rows [B, N, ...], node [B] -> [B, ...]."""
+    index = node[(...,) + (None,) * (rows.ndim - 1)]
+    return array_namespace(rows, node).take_along_axis(rows, index, axis=1)[:, 0]
+
+
+def one_hot(tokens: Array, like: Array) -> Array:
+    """[..., V] rows with all mass on each token; the zero row for -1. V, dtype and device are those of `like`."""
+    xp = array_namespace(like)
+    ids = xp.arange(like.shape[-1], **_device(like))
+    hit = ids == tokens[..., None]
+    zeros = xp.zeros(hit.shape, dtype=like.dtype, **_device(like))
+    return xp.where(hit, zeros + 1, zeros)
+
+
+def sample(law: Array, u: Array) -> Array:
+    """The token at which the cumulated law first exceeds u: inverse transform with one uniform a row.
+
+    law [..., V], u [...] in [0, 1) -> [...]. A token of probability zero is never returned, whatever u. Sums run in
+    float64 because a float32 sum over a large vocabulary would bend the tail.
+    """
+    xp = array_namespace(law)
+    if law.dtype not in (object, xp.float64):
+        law = xp.astype(law, xp.float64)
+    cumulated = xp.cumulative_sum(law, axis=-1)
+    total = cumulated[..., -1]
+    threshold = (u * total)[..., None]
+    token = xp.sum(xp.astype(cumulated <= threshold, xp.int64), axis=-1)
+    last = xp.sum(xp.astype(cumulated < total[..., None], xp.int64), axis=-1)  # u * total may round up to total
+    return xp.where(token < last, token, last)
+
+
+def _device(like: Array) -> dict[str, Array]:
+    """Keyword that places a new array beside `like`; NumPy arrays need none."""
+    device = getattr(like, "device", "cpu")
+    return {} if device == "cpu" else {"device": device}

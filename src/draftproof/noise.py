@@ -1,0 +1,65 @@
+"""Uniforms by counting, not by state (Philox4x32-10, Salmon et al., SC 2011): a number is a function of its name.
+
+The name is (seed, request, step, lane, index), so no uniform is used twice, and a text does not depend on what else is
+in the batch. The step is part of the name because rules that look ahead (block verification) are wrong when a position
+that is drafted again sees the same numbers again.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from array_api_compat import array_namespace
+
+from draftproof.errors import DraftproofError
+from draftproof.law import Array
+
+WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+class Lane(IntEnum):
+    """What a uniform is for; lanes never share numbers."""
+
+    DRAFT = 0  # index = node that is drawn
+    STOP = 1  # the last accepted node
+    NEXT = 2  # the emitted token
+    SELECT = 3  # a selector's inner choices
+
+
+def uniforms(seed: Array, request: Array, step: Array, lane: Lane, count: int) -> Array:
+    """[B, count] float64 in [0, 1) with 53 random bits; seed, request and step are int64 arrays [B]."""
+    xp = array_namespace(seed)
+    index = xp.arange(count, dtype=xp.int64, **({} if str(seed.device) == "cpu" else {"device": seed.device}))
+    zero = seed[:, None] * 0 + index[None, :] * 0
+    counter = (zero + index, zero + int(lane), zero + step[:, None], zero + request[:, None])
+    key = (zero + (seed[:, None] & WORD), zero + ((seed[:, None] >> 32) & WORD))
+    high, low, _, _ = philox(counter, key)
+    return (xp.astype(high >> 5, xp.float64) * 2.0**26 + xp.astype(low >> 6, xp.float64)) * 2.0**-53
+
+
+def philox(counter: tuple[Array, ...], key: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
+    """Ten rounds of Philox4x32 on int64 arrays that hold 32-bit words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & WORD, (k1 + _WEYL[1]) & WORD
+    return c0, c1, c2, c3
+
+
+def _multiply(a: int, b: Array) -> tuple[Array, Array]:
+    """High and low word of a 32 x 32 bit product, in two halves so that int64 never overflows."""
+    low = a * (b & 0xFFFF)
+    high = a * (b >> 16) + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def check_seed(seed: int) -> int:
+    """The seed itself if it fits the key, else an error."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise DraftproofError(f"seed must be an integer from 0 to 2**63 - 1, not {seed!r}")
+    return seed

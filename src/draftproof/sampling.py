@@ -1,0 +1,236 @@
+"""Sampling: what the user asks for; law(): the one road from logits to a law, for target and drafter alike.
+
+Every control is applied to each node of a draft with that node's own path as its history, so all of them stay exact
+under speculation. The order is transformers': bias, penalties, masks, user processors, temperature, truncations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from draftproof import controls
+from draftproof.errors import DraftproofError
+from draftproof.law import Array
+
+# A schedule gives a control's value for each row from the output position [R] and the row's evenness [R], which is
+# entropy / log(number of tokens): 0 when one token is certain, 1 when all are equally likely.
+Schedule = Callable[[Any, Any], Any]
+Processor = Callable[[Any, Any], Any]  # (token ids [1, T], scores [1, V]) -> scores, as in transformers
+
+
+class Anneal(NamedTuple):
+    """From `start` at the first output token to `end` at output token `over`, in a straight line, then constant."""
+
+    start: float
+    end: float
+    over: int
+
+    def __call__(self, position: Any, evenness: Any) -> Any:
+        done = position / self.over
+        xp = array_namespace(done)
+        return self.start + (self.end - self.start) * xp.where(done < 1, done, done * 0 + 1)
+
+
+class ByEntropy(NamedTuple):
+    """low + (high - low) * evenness: `low` where the model is certain, `high` where all tokens are equally likely.
+
+    As `top_k=ByEntropy(5, 100)` or `top_p=ByEntropy(0.6, 1.0)`: less entropy, fewer tokens kept.
+    """
+
+    low: float
+    high: float
+
+    def __call__(self, position: Any, evenness: Any) -> Any:
+        return self.low + (self.high - self.low) * evenness
+
+
+class Context(NamedTuple):
+    """History of one row: penalties, processors and schedules look at it."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Defaults leave the model's own law untouched; invalid values raise at once."""
+
+    temperature: float | Schedule = 1.0  # 0 = greedy
+    top_k: int | Schedule = 0  # 0 = off
+    top_p: float | Schedule = 1.0
+    min_p: float | Schedule = 0.0
+    typical_p: float | Schedule = 1.0
+    epsilon_cutoff: float | Schedule = 0.0
+    eta_cutoff: float | Schedule = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed: Sequence[int] | None = None
+    banned: Sequence[int] = ()
+    min_new_tokens: int = 0
+    end_tokens: Sequence[int] = ()  # tokens that end the text; filled from the model by the engine
+    processors: Sequence[Processor] = ()
+
+    def __post_init__(self) -> None:
+        for name, (inside, words) in _RANGES.items():
+            value = getattr(self, name)
+            if not callable(value) and not (isinstance(value, int | float) and inside(value)):
+                raise DraftproofError(f"{name} must be {words}, not {value!r}")
+        if isinstance(self.top_k, float):
+            raise DraftproofError(f"top_k must be {_RANGES['top_k'][1]}, not {self.top_k!r}")
+        if self.allowed is not None and not set(self.allowed) - set(self.banned):
+            raise DraftproofError("no token is left: `allowed` is empty or all of it is banned")
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether a row's law depends on the tokens before it in other ways than through the model."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.min_new_tokens
+            or self.processors
+            or any(callable(getattr(self, name)) for name in _TRUNCATIONS)
+            or callable(self.temperature)
+        )
+
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda v: 0 <= v < math.inf, "0 (greedy) or a positive number"),
+    "top_k": (lambda v: v >= 0, "0 (off) or a positive integer"),
+    "top_p": (lambda v: 0 < v <= 1, "in (0, 1], 1 = off"),
+    "min_p": (lambda v: 0 <= v <= 1, "in [0, 1], 0 = off"),
+    "typical_p": (lambda v: 0 < v <= 1, "in (0, 1], 1 = off"),
+    "epsilon_cutoff": (lambda v: 0 <= v < 1, "in [0, 1), 0 = off"),
+    "eta_cutoff": (lambda v: 0 <= v < 1, "in [0, 1), 0 = off"),
+    "repetition_penalty": (lambda v: 0 < v < math.inf, "a positive number, 1 = off"),
+    "presence_penalty": (math.isfinite, "a finite number, 0 = off"),
+    "frequency_penalty": (math.isfinite, "a finite number, 0 = off"),
+    "min_new_tokens": (lambda v: v >= 0, "0 or a positive integer"),
+}
+
+# name -> (function, value at which it does nothing); in the order in which they apply
+_TRUNCATIONS: dict[str, tuple[Callable[[Array, Any], Array], float]] = {
+    "top_k": (controls.top_k, 0),
+    "top_p": (controls.top_p, 1),
+    "min_p": (controls.min_p, 0),
+    "typical_p": (controls.typical_p, 1),
+    "epsilon_cutoff": (controls.epsilon_cutoff, 0),
+    "eta_cutoff": (controls.eta_cutoff, 0),
+}
+
+
+def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = None) -> Array:
+    """The law [R, V] that `sampling` makes of logits [R, V]; row r has history contexts[r].
+
+    >>> law(np.array([[0.0, 0.0, -np.inf, 0.0]]), Sampling(top_k=2, banned=[3]))
+    array([[0.5, 0.5, 0. , 0. ]])
+    """
+    xp = array_namespace(logits)
+    scores = logits if logits.dtype == xp.float64 else xp.astype(logits, xp.float32)
+    _check(scores, "the model returned")
+    if contexts is None:
+        if sampling.reads_history:
+            raise DraftproofError("these controls look at the text so far: pass `contexts`, one for each row of logits")
+        contexts = [Context((), ())] * logits.shape[0]
+    scores = _edit(scores, sampling, contexts)
+    _check(scores, "bias, masks and processors left")
+    scores = controls.temperature(scores, _value("temperature", sampling, scores, contexts))
+    for name, (truncate, off) in _TRUNCATIONS.items():
+        value = _value(name, sampling, scores, contexts)
+        if hasattr(value, "shape") or value != off:
+            scores = truncate(scores, value)
+    return controls.softmax(scores)
+
+
+def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Array:
+    """Bias, penalties, masks and user processors."""
+    xp = array_namespace(scores)
+    size = scores.shape[-1]
+    if sampling.logit_bias:
+        scores = controls.add_bias(scores, _like(_dense(sampling.logit_bias, size, "logit_bias"), scores))
+    if sampling.repetition_penalty != 1:
+        seen = _like(np.stack([_counts(c.prompt + c.output, size) for c in contexts]), scores)
+        scores = controls.penalise_repetition(scores, seen, sampling.repetition_penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        made = _like(np.stack([_counts(c.output, size) for c in contexts]), scores)
+        scores = controls.penalise_output(scores, made, sampling.presence_penalty, sampling.frequency_penalty)
+    if sampling.min_new_tokens and sampling.end_tokens:
+        early = np.array([[len(c.output) < sampling.min_new_tokens] for c in contexts])
+        ends = _dense(dict.fromkeys(sampling.end_tokens, 1.0), size, "end_tokens") > 0
+        scores = controls.cut(scores, _like(early & ends, scores))
+    if sampling.allowed is not None:
+        keep = _dense(dict.fromkeys(sampling.allowed, 1.0), size, "allowed") > 0
+        scores = controls.cut(scores, _like(~keep, scores))
+    if len(sampling.banned):
+        out = _dense(dict.fromkeys(sampling.banned, 1.0), size, "banned") > 0
+        scores = controls.cut(scores, _like(out, scores))
+    if sampling.processors:
+        rows = []
+        for r, context in enumerate(contexts):  # histories differ in length, so row by row
+            row = scores[r : r + 1]
+            for processor in sampling.processors:
+                row = processor(_like(np.array([context.prompt + context.output], dtype=np.int64), scores), row)
+            rows.append(row)
+        scores = xp.concat(rows, axis=0)
+    return scores
+
+
+def _value(name: str, sampling: Sampling, scores: Array, contexts: Sequence[Context]) -> Any:
+    """A control's number, or its schedule's value for each row as [R, 1]."""
+    control = getattr(sampling, name)
+    if not callable(control):
+        return control
+    xp = array_namespace(scores)
+    position = xp.astype(_like(np.array([len(c.output) for c in contexts]), scores), scores.dtype)
+    evenness = controls.entropy(controls.softmax(scores))[:, 0] / math.log(max(scores.shape[-1], 2))
+    value = control(position, evenness) + position * 0
+    inside, words = _RANGES[name]
+    for number in value:
+        if not inside(float(number)):
+            raise DraftproofError(f"the schedule for {name} gave {float(number)}; it must be {words}")
+    if name == "top_k":
+        value = xp.ceil(value)
+        value = xp.where(value > 0, value, value * 0 + scores.shape[-1])
+        value = xp.where(value < scores.shape[-1], value, value * 0 + scores.shape[-1])
+    return value[:, None]
+
+
+def _check(scores: Array, who: str) -> None:
+    """Each row needs a finite best score and no NaN; a maximum shows both in one pass."""
+    xp = array_namespace(scores)
+    best = xp.max(scores, axis=-1)
+    if not bool(xp.all(best < math.inf)):  # NaN compares false
+        raise DraftproofError(f"{who} non-finite scores (NaN or +inf): check the model's weights and dtype")
+    if not bool(xp.all(best > -math.inf)):
+        raise DraftproofError(f"{who} a row with no allowed token: loosen `allowed`, `banned` or the processors")
+
+
+def _dense(values: Mapping[int, float], size: int, name: str) -> Any:
+    """[V] array of a sparse mapping."""
+    dense = np.zeros(size)
+    for token, value in values.items():
+        if not 0 <= token < size:
+            raise DraftproofError(f"{name} names token {token}, but the vocabulary has ids 0 to {size - 1}")
+        dense[token] = value
+    return dense
+
+
+def _counts(tokens: tuple[int, ...], size: int) -> Any:
+    """[V] how often each token occurs."""
+    return np.bincount(np.array(tokens, dtype=np.int64), minlength=size)[:size]
+
+
+def _like(array: Any, like: Array) -> Array:
+    """A NumPy array moved to the namespace and device of `like`; floats take its dtype."""
+    xp = array_namespace(like)
+    if array.dtype.kind == "f":
+        array = array.astype(str(like.dtype).rsplit(".", 1)[-1])
+    return xp.asarray(array, device=like.device)

@@ -1,0 +1,108 @@
+"""The exact law of what speculative sampling emits, by summing over every draft, every stop and every token.
+
+Models here are functions from a context (a tuple of tokens) to a row of V numbers. With rows of Fractions every sum is
+exact, so an algorithm is correct when its law *equals* the target's: no tolerance, no repetitions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draws import Draw
+
+Context = tuple[int, ...]
+Model = Callable[[Context], Any]  # context -> [V]
+Law = dict[Context, Any]  # emitted tokens -> probability
+
+
+def drafts(target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context) -> tuple[Draft, Any]:
+    """Every draft that can be drawn after `context`, stacked as one batch, and the probability [B] of each."""
+    outcomes = [((-1,) * tree.size, 1)]
+    for node in range(tree.size):
+        children = tree.children(node)
+        if not children:
+            continue
+        grown = []
+        for tokens, chance in outcomes:
+            q = _draft_row(drafter, tree, tokens, node, context)
+            for guess in itertools.product(range(-1, len(q)), repeat=len(children)):
+                share = draw.probability(q[None], np.array([guess]))[0]
+                if share > 0:
+                    drawn = dict(zip(children, guess, strict=True))
+                    grown.append((tuple(drawn.get(n, t) for n, t in enumerate(tokens)), chance * share))
+        outcomes = grown
+    p = np.stack([[_target_row(target, tree, t, n, context) for n in range(tree.size)] for t, _ in outcomes])
+    q = np.stack([[_draft_row(drafter, tree, t, n, context) for n in range(tree.size)] for t, _ in outcomes])
+    return Draft(tree, np.array([t for t, _ in outcomes]), q, p), np.array([c for _, c in outcomes])
+
+
+def step_law(verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context = ()) -> Law:
+    """Law of the tokens that one speculative step emits: an accepted path and the token after it."""
+    draft, chance = drafts(target, drafter, tree, draw, context)
+    emitted: Law = defaultdict(int)
+    stop = verifier.stop(draft)
+    for node in range(tree.size):
+        token_law = verifier.next(draft, np.full(len(chance), node))
+        for b in range(len(chance)):
+            reach = chance[b] * stop[b, node]
+            if reach != 0:
+                path = tuple(int(draft.tokens[b, n]) for n in tree.path(node))
+                for token, mass in enumerate(token_law[b]):
+                    if mass != 0:
+                        emitted[(*path, token)] += reach * mass
+    return dict(emitted)
+
+
+def output_law(
+    verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, length: int, context: Context = ()
+) -> Law:
+    """Joint law of the first `length` tokens when speculative steps follow one another."""
+    law: Law = defaultdict(int)
+    for emitted, chance in step_law(verifier, target, drafter, tree, draw, context).items():
+        if len(emitted) >= length:
+            law[emitted[:length]] += chance
+            continue
+        rest = output_law(verifier, target, drafter, tree, draw, length - len(emitted), (*context, *emitted))
+        for later, share in rest.items():
+            law[emitted + later] += chance * share
+    return dict(law)
+
+
+def target_law(target: Model, length: int, context: Context = ()) -> Law:
+    """Joint law of the first `length` tokens of plain sampling."""
+    law: Law = {(): 1}
+    for _ in range(length):
+        law = {
+            (*tokens, token): chance * mass
+            for tokens, chance in law.items()
+            for token, mass in enumerate(target((*context, *tokens)))
+            if mass != 0
+        }
+    return law
+
+
+def expected_accepted(
+    verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context = ()
+) -> Any:
+    """Expected number of accepted draft tokens in one step."""
+    draft, chance = drafts(target, drafter, tree, draw, context)
+    return (chance[:, None] * verifier.stop(draft) * np.array(tree.depth)).sum()
+
+
+def _target_row(target: Model, tree: Tree, tokens: Context, node: int, context: Context) -> Any:
+    """Target's row after a node. Below a guess that was not drawn any row will do: it has no probability."""
+    path = tuple(tokens[n] for n in tree.path(node))
+    return target(context if -1 in path else context + path)
+
+
+def _draft_row(drafter: Model, tree: Tree, tokens: Context, node: int, context: Context) -> Any:
+    """Drafter's row after a node, zero where nothing is drawn: at leaves and below a guess that was not drawn."""
+    path = tuple(tokens[n] for n in tree.path(node))
+    row = np.asarray(drafter(context if -1 in path else context + path))
+    return row * 0 if -1 in path or not tree.children(node) else row

@@ -1,0 +1,57 @@
+"""Block verification (Sun et al., arXiv 2403.10444): couples the whole block; no single-path rule accepts more.
+
+With w_i = min(1, w_{i-1} p(x_i) / q(x_i)), P(accepted length >= i | x_1..x_i) = w_i. The scan runs from the back:
+node i is taken with h_i = Z_i / (Z_i + 1 - w_i), Z_i = sum (w_i p - q)+, else the scan goes on to node i - 1. At the
+last node q is zero, so Z = w and h = w: the end of the block needs no case of its own.
+"""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace
+
+from draftproof.draft import Draft
+from draftproof.law import Array, at, divide, positive, residual, row
+from draftproof.verify import register
+
+
+def weights(draft: Draft) -> Array:
+    """[B, N]: w_i, the probability that at least the first i tokens are accepted, given them."""
+    p, q, tokens = draft.p, draft.q, draft.tokens
+    xp = array_namespace(tokens)
+    ratio = divide(at(p[:, :-1], tokens[:, 1:]), at(q[:, :-1], tokens[:, 1:]))
+    w = [p[:, 0, 0] * 0 + 1]
+    for i in range(ratio.shape[1]):
+        product = w[-1] * ratio[:, i]
+        w.append(xp.where(product < 1, product, product * 0 + 1))
+    return xp.stack(w, axis=1)
+
+
+def stop(draft: Draft) -> Array:
+    """[B, N]: scan from the back, node i with h_i; node 0 takes what is left."""
+    xp = array_namespace(draft.tokens)
+    w = weights(draft)
+    excess = xp.sum(positive(w[..., None] * draft.p - draft.q), axis=-1)  # [B, N] Z_i
+    h = divide(excess, excess + 1 - w, otherwise=1)
+    reach, laws = w[:, 0], []
+    for i in reversed(range(1, h.shape[1])):
+        laws.append(reach * h[:, i])
+        reach = reach * (1 - h[:, i])
+    return xp.stack([reach, *reversed(laws)], axis=1)
+
+
+def next(draft: Draft, node: Array) -> Array:
+    """[B, V]: proportional to (w p - q)+ with the weight of the node itself."""
+    w = row(weights(draft), node)
+    return residual(w[:, None] * row(draft.p, node), row(draft.q, node))
+
+
+register(
+    "block",
+    summary="the whole block at once, scanned from its end; optimal for one path",
+    paper="2403.10444",
+    draws={"iid"},
+    trees="chain",
+    stop=stop,
+    next=next,
+    dominates={"token"},
+)
