@@ -1,0 +1,160 @@
+"""Every registered verifier, judged by its law: what several steps emit equals the target's law, tolerance zero."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draws import DRAWS, Draw
+from draftproof.law import overlap
+from draftproof.theory.enumerate import Law, drafts, expected_accepted, output_law, target_law
+from draftproof.verify import VERIFIERS
+from tables import SHAPES, Model, as_float, cases, table
+
+# Rules that solve an equation or a transport problem in floating point; they are held to 1e-12 instead of equality.
+FLOAT_ONLY = frozenset({"kseq", "importance"})
+RULES = [verifier for verifier in VERIFIERS.values() if verifier.select is None]
+CASES = [pytest.param(v, *case, id=f"{v.name}-{case[2].name}-{case[0].parent}") for v in RULES for case in cases(v)]
+INSTANCES = 18  # a shape and a way of drawing; the chain-only rules, with three shapes, then have 54 each
+
+
+def models(verifier: Verifier, seed: int, size: int, abstain: float = 0.0) -> tuple[Model, Model]:
+    """A target and a drafter that have nothing to do with each other."""
+    target, drafter = table(2 * seed, size), table(2 * seed + 1, size, abstain=abstain)
+    return (as_float(target), as_float(drafter)) if verifier.name in FLOAT_ONLY else (target, drafter)
+
+
+def slack(*verifiers: Verifier) -> float | int:
+    """Nothing for rational rules (an int, so that sums stay rational); rounding for the rest."""
+    return 1e-12 if any(verifier.name in FLOAT_ONLY for verifier in verifiers) else 0
+
+
+def assert_equal(verifier: Verifier, law: Law, truth: Law) -> None:
+    if verifier.name in FLOAT_ONLY:
+        assert max(abs(law.get(key, 0) - truth.get(key, 0)) for key in law.keys() | truth.keys()) < 1e-12
+    else:
+        assert law == truth
+
+
+@pytest.mark.parametrize(("verifier", "tree", "size", "draw"), CASES)
+def test_output_law_is_the_targets(verifier: Verifier, tree: Tree, size: int, draw: Draw) -> None:
+    """Joint law of depth + 1 tokens: whatever stops early is followed by a second and a third step."""
+    length = tree.depth[-1] + 1
+    for seed in range(INSTANCES):
+        target, drafter = models(verifier, seed, size)
+        law = output_law(verifier, target, drafter, tree, draw, max(length, 2))
+        assert_equal(verifier, law, target_law(target, max(length, 2)))
+
+
+@pytest.mark.parametrize(("verifier", "tree", "size", "draw"), CASES)
+def test_output_law_with_a_drafter_that_abstains(verifier: Verifier, tree: Tree, size: int, draw: Draw) -> None:
+    """Uneven drafts: at half of the contexts there is no guess, so tokens are -1 and rows of q are zero."""
+    uneven = False
+    for seed in range(8):
+        target, drafter = models(verifier, seed, size, abstain=0.5)
+        uneven |= bool(np.any(drafts(target, drafter, tree, draw, ())[0].tokens[:, 1:] < 0))
+        length = tree.depth[-1] + 1
+        law = output_law(verifier, target, drafter, tree, draw, length)
+        assert_equal(verifier, law, target_law(target, length))
+    assert uneven, "no draft of these tables was uneven: the test saw nothing"
+
+
+@pytest.mark.parametrize(("verifier", "tree", "size", "draw"), CASES)
+def test_stop_and_next_are_laws(verifier: Verifier, tree: Tree, size: int, draw: Draw) -> None:
+    """Rows are non-negative and sum to one for every draft that can be drawn, and no undrawn guess is accepted."""
+    for seed in range(3):
+        draft, _ = drafts(*models(verifier, seed, size, abstain=0.3), tree, draw, ())
+        stop = verifier.stop(draft)
+        assert np.all(stop >= 0)
+        assert np.all(abs(stop.sum(axis=1) - 1) <= slack(verifier))
+        assert not np.any(stop[:, 1:][draft.tokens[:, 1:] < 0])
+        for node in range(tree.size):
+            law = verifier.next(draft, np.full(len(stop), node))[stop[:, node] > 0]
+            assert np.all(law >= 0)
+            assert np.all(abs(law.sum(axis=1) - 1) <= slack(verifier))
+
+
+def best_acceptance(draft: Draft, chance: np.ndarray) -> Fraction:
+    """min over sets S of p(S) + P(some guess outside S): no rule accepts one of the guesses more often (min cut)."""
+    p, size = draft.p[0, 0], draft.p.shape[-1]
+    guesses = [frozenset(tokens) - {-1} for tokens in draft.tokens[:, 1:].tolist()]
+    sets = itertools.chain.from_iterable(itertools.combinations(range(size), n) for n in range(size + 1))
+    return min(
+        sum((p[t] for t in inside), Fraction(0))
+        + sum((c for g, c in zip(guesses, chance, strict=True) if not g <= set(inside)), Fraction(0))
+        for inside in sets
+    )
+
+
+STARS = [case for case in CASES if case.values[1].is_star]
+
+
+@pytest.mark.parametrize(("verifier", "tree", "size", "draw"), STARS)
+def test_acceptance_never_beats_the_bound(verifier: Verifier, tree: Tree, size: int, draw: Draw) -> None:
+    """A rule above the optimum is wrong, however plausible its output looks."""
+    for seed in range(INSTANCES):
+        target, drafter = models(verifier, seed, size)
+        bound = best_acceptance(*drafts(target, drafter, tree, draw, ()))
+        assert expected_accepted(verifier, target, drafter, tree, draw) <= bound + slack(verifier)
+
+
+@pytest.mark.parametrize("draw", [DRAWS["iid"], DRAWS["distinct"]], ids=lambda draw: draw.name)
+def test_bound_of_one_draft_is_the_overlap(draw: Draw) -> None:
+    for seed in range(INSTANCES):
+        target, drafter = table(2 * seed, 3), table(2 * seed + 1, 3)
+        bound = best_acceptance(*drafts(target, drafter, Tree.chain(1), draw, ()))
+        assert bound == overlap(target(()), drafter(()))
+        assert bound == expected_accepted(VERIFIERS["token"], target, drafter, Tree.chain(1), DRAWS["iid"])
+
+
+CHAINS = [case for case in CASES if case.values[1].is_chain and case.values[3].name == "iid"]
+
+
+@pytest.mark.parametrize(("verifier", "tree", "size", "draw"), CHAINS)
+def test_nothing_beats_block_on_a_chain(verifier: Verifier, tree: Tree, size: int, draw: Draw) -> None:
+    """Block verification is optimal for one path, so every other rule's expected accepted length stays at or below."""
+    for seed in range(INSTANCES):
+        target, drafter = models(verifier, seed, size)
+        best = expected_accepted(VERIFIERS["block"], target, drafter, tree, draw)
+        assert expected_accepted(verifier, target, drafter, tree, draw) <= best + slack(verifier)
+
+
+PAIRS = [
+    pytest.param(better, VERIFIERS[worse], id=f"{better.name}-{worse}")
+    for better in RULES
+    for worse in sorted(better.dominates)
+]
+
+
+@pytest.mark.parametrize(("better", "worse"), PAIRS)
+def test_declared_dominance(better: Verifier, worse: Verifier) -> None:
+    """Expected accepted length never falls below, and is above it somewhere: otherwise the claim says nothing."""
+    gain = Fraction(0)
+    loss = slack(better, worse)
+    for tree, size in SHAPES:
+        if not (better.accepts(tree) and worse.accepts(tree)):
+            continue
+        for name in sorted(better.draws & worse.draws):
+            for seed in range(INSTANCES):
+                target, drafter = table(2 * seed, size), table(2 * seed + 1, size)
+                if loss:
+                    target, drafter = as_float(target), as_float(drafter)
+                high, low = (expected_accepted(v, target, drafter, tree, DRAWS[name]) for v in (better, worse))
+                assert high >= low - loss
+                gain = max(gain, high - low)
+    assert gain > loss
+
+
+def test_worked_example_of_the_literature() -> None:
+    """p = (1/3, 2/3), q = (2/3, 1/3), two draft tokens: token accepts 10/9, block 11/9."""
+    third = Fraction(1, 3)
+    target, drafter = (lambda c: np.array([third, 2 * third])), (lambda c: np.array([2 * third, third]))
+    accepted = {
+        name: expected_accepted(VERIFIERS[name], target, drafter, Tree.chain(2), DRAWS["iid"])
+        for name in ("token", "block")
+    }
+    assert accepted == {"token": Fraction(10, 9), "block": Fraction(11, 9)}
