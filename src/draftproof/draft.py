@@ -89,6 +89,10 @@ class Tree(NamedTuple):
             node = self.parent[node]
         return tuple(reversed(path))
 
+    def cut(self, depth: int) -> Tree:
+        """The same tree without the nodes below `depth`."""
+        return Tree(self.parent[: sum(d <= depth for d in self.depth)])
+
     @property
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parent))
@@ -160,6 +164,6 @@ class Verifier(NamedTuple):
             case "star":
                 return tree.is_star or tree.size == 1
             case "paths":
-                return all(len(tree.children(n)) <= 1 for n in range(1, tree.size))
+                return tree == Tree.paths(len(tree.children(0)), tree.depth[-1])
             case _:
                 return True
