@@ -26,16 +26,42 @@ class Lane(IntEnum):
     STOP = 1  # the last accepted node
     NEXT = 2  # the emitted token
     SELECT = 3  # a selector's inner choices
+    RACE = 4  # the exponentials that drafter and target share; named by position, see `races`
 
 
 def uniforms(seed: Array, request: Array, step: Array, lane: Lane, count: int) -> Array:
     """[B, count] float64 in [0, 1) with 53 random bits; seed, request and step are int64 arrays [B]."""
+    high, low, _, _ = _words(seed, request, step, lane, count)
+    return _fraction(high, low)
+
+
+def races(seed: Array, request: Array, position: Array, size: int, streams: int = 1) -> Array:
+    """[B, streams, size] standard exponentials, one for each token of a vocabulary, to be shared by all who guess it.
+
+    Named by the absolute position in the output, not by the step: the token at that position is the only thing these
+    numbers decide, however often the position is drafted, so seeing them again does no harm. The first `size` numbers
+    stay the same when a vocabulary is padded.
+    """
+    xp = array_namespace(seed)
+    a, b, c, d = _words(seed, request, position, Lane.RACE, (size * streams + 1) // 2)
+    u = xp.stack([_fraction(a, b), _fraction(c, d)], axis=-1)  # a call yields four words: two uniforms
+    u = xp.reshape(u, (u.shape[0], -1))[:, : size * streams]
+    return -xp.log1p(-xp.permute_dims(xp.reshape(u, (u.shape[0], size, streams)), (0, 2, 1)))
+
+
+def _words(seed: Array, request: Array, step: Array, lane: Lane, count: int) -> tuple[Array, Array, Array, Array]:
+    """Four random 32-bit words for each index, [B, count] each."""
     xp = array_namespace(seed)
     index = xp.arange(count, dtype=xp.int64, **({} if str(seed.device) == "cpu" else {"device": seed.device}))
     zero = seed[:, None] * 0 + index[None, :] * 0
     counter = (zero + index, zero + int(lane), zero + step[:, None], zero + request[:, None])
     key = (zero + (seed[:, None] & WORD), zero + ((seed[:, None] >> 32) & WORD))
-    high, low, _, _ = philox(counter, key)
+    return philox(counter, key)
+
+
+def _fraction(high: Array, low: Array) -> Array:
+    """53 of the bits of two words as a float64 in [0, 1)."""
+    xp = array_namespace(high)
     return (xp.astype(high >> 5, xp.float64) * 2.0**26 + xp.astype(low >> 6, xp.float64)) * 2.0**-53
 
 
@@ -52,10 +78,9 @@ def philox(counter: tuple[Array, ...], key: tuple[Array, Array]) -> tuple[Array,
 
 
 def _multiply(a: int, b: Array) -> tuple[Array, Array]:
-    """High and low word of a 32 x 32 bit product, in two halves so that int64 never overflows."""
-    low = a * (b & 0xFFFF)
-    high = a * (b >> 16) + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    """High and low word of a 32 x 32 bit product; int64 wraps around to the same 64 bits."""
+    product = a * b
+    return (product >> 32) & WORD, product & WORD
 
 
 def check_seed(seed: int) -> int:
