@@ -74,17 +74,19 @@ def top_k(scores: Array, k: Any) -> Array:
 
 
 def top_p(scores: Array, mass: Any) -> Array:
-    """Holtzman et al. 1904.09751: the fewest likeliest tokens that hold `mass`; of equals the later ids stay."""
+    """Holtzman et al. 1904.09751: the fewest likeliest tokens that hold `mass`.
+
+    Of equals those stay that the backend's plain sort puts last: transformers asks the same of torch, so both agree.
+    """
     xp = array_namespace(scores)
-    ascending = xp.sort(scores, axis=-1)
-    below = xp.cumulative_sum(softmax(ascending), axis=-1)
-    kept = _count(below > 1 - mass)
-    kept = xp.where(kept < 1, kept * 0 + 1, kept)
-    least = xp.take_along_axis(ascending, scores.shape[-1] - kept, axis=-1)
-    tied = scores == least
-    room = kept - _count(scores > least)  # how many of the tokens that tie with the least likely kept one may stay
-    later = _count(tied) - xp.cumulative_sum(xp.astype(tied, xp.int64), axis=-1)  # ties of a higher id
-    return cut(scores, (scores < least) | (tied & (later >= room)))
+    order = xp.argsort(scores, axis=-1, stable=False)
+    below = xp.cumulative_sum(softmax(xp.take_along_axis(scores, order, axis=-1)), axis=-1)
+    tail = below <= 1 - mass
+    tail[:, -1] = False  # one token always stays
+    rows = xp.cumulative_sum(order[:, :1] * 0 + 1, axis=0) - 1  # [R, 1] 0, 1, 2, ... on the device of the scores
+    remove = tail & False
+    remove[rows, order] = tail
+    return cut(scores, remove)
 
 
 def min_p(scores: Array, share: Any) -> Array:
@@ -124,9 +126,3 @@ def eta_cutoff(scores: Array, floor: Any) -> Array:
 def _below_best(scores: Array) -> Array:
     xp = array_namespace(scores)
     return scores < xp.max(scores, axis=-1, keepdims=True)
-
-
-def _count(mask: Array) -> Array:
-    """How many entries of each row hold, [R, 1]."""
-    xp = array_namespace(mask)
-    return xp.sum(xp.astype(mask, xp.int64), axis=-1, keepdims=True)

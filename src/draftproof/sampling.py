@@ -24,12 +24,17 @@ Schedule = Callable[[Any, Any], Any]
 Processor = Callable[[Any, Any], Any]  # (token ids [1, T], scores [1, V]) -> scores, as in transformers
 
 
-class Anneal(NamedTuple):
+@dataclass(frozen=True)
+class Anneal:
     """From `start` at the first output token to `end` at output token `over`, in a straight line, then constant."""
 
     start: float
     end: float
     over: int
+
+    def __post_init__(self) -> None:
+        if not self.over >= 1:
+            raise DraftproofError(f"Anneal runs over at least one output token, not over={self.over!r}")
 
     def __call__(self, position: Any, evenness: Any) -> Any:
         done = position / self.over
@@ -83,8 +88,9 @@ class Sampling:
             value = getattr(self, name)
             if not callable(value) and not (isinstance(value, int | float) and inside(value)):
                 raise DraftproofError(f"{name} must be {words}, not {value!r}")
-        if isinstance(self.top_k, float):
-            raise DraftproofError(f"top_k must be {_RANGES['top_k'][1]}, not {self.top_k!r}")
+        for name in ("top_k", "min_new_tokens"):
+            if isinstance(getattr(self, name), float):
+                raise DraftproofError(f"{name} must be {_RANGES[name][1]}, not {getattr(self, name)!r}")
         if self.allowed is not None and not set(self.allowed) - set(self.banned):
             raise DraftproofError("no token is left: `allowed` is empty or all of it is banned")
 
@@ -103,7 +109,8 @@ class Sampling:
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda v: 0 <= v < math.inf, "0 (greedy) or a positive number"),
+    # below 1e-30 a score divided by the temperature overflows float32
+    "temperature": (lambda v: v == 0 or 1e-30 <= v < math.inf, "0 (greedy) or a positive number of at least 1e-30"),
     "top_k": (lambda v: v >= 0, "0 (off) or a positive integer"),
     "top_p": (lambda v: 0 < v <= 1, "in (0, 1], 1 = off"),
     "min_p": (lambda v: 0 <= v <= 1, "in [0, 1], 0 = off"),
@@ -135,13 +142,17 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
     """
     xp = array_namespace(logits)
     scores = logits if logits.dtype == xp.float64 else xp.astype(logits, xp.float32)
-    _check(scores, "the model returned")
+    _check(scores, "the model returned", "check the model's weights and dtype")
     if contexts is None:
         if sampling.reads_history:
             raise DraftproofError("these controls look at the text so far: pass `contexts`, one for each row of logits")
         contexts = [Context((), ())] * logits.shape[0]
+    if len(contexts) != logits.shape[0]:
+        raise DraftproofError(
+            f"{logits.shape[0]} rows of logits came with {len(contexts)} contexts: pass one for each row"
+        )
     scores = _edit(scores, sampling, contexts)
-    _check(scores, "bias, masks and processors left")
+    _check(scores, "bias, masks and processors left", "check `logit_bias`, the penalties and the processors")
     scores = controls.temperature(scores, _value("temperature", sampling, scores, contexts))
     for name, (truncate, off) in _TRUNCATIONS.items():
         value = _value(name, sampling, scores, contexts)
@@ -203,12 +214,12 @@ def _value(name: str, sampling: Sampling, scores: Array, contexts: Sequence[Cont
     return value[:, None]
 
 
-def _check(scores: Array, who: str) -> None:
+def _check(scores: Array, who: str, remedy: str) -> None:
     """Each row needs a finite best score and no NaN; a maximum shows both in one pass."""
     xp = array_namespace(scores)
     best = xp.max(scores, axis=-1)
     if not bool(xp.all(best < math.inf)):  # NaN compares false
-        raise DraftproofError(f"{who} non-finite scores (NaN or +inf): check the model's weights and dtype")
+        raise DraftproofError(f"{who} non-finite scores (NaN or +inf): {remedy}")
     if not bool(xp.all(best > -math.inf)):
         raise DraftproofError(f"{who} a row with no allowed token: loosen `allowed`, `banned` or the processors")
 
