@@ -1,1 +1,46 @@
-"""Faster text from a language model, from exactly the model's own distribution."""
+"""Faster text from a language model, from exactly the model's own distribution: speculative sampling you can prove.
+
+The core (laws, verifiers, theory) imports with NumPy alone; models and engine load when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from draftproof.draft import Draft, Tree, Verifier
+from draftproof.errors import DraftproofError
+from draftproof.sampling import Anneal, ByEntropy, Sampling
+
+if TYPE_CHECKING:
+    from draftproof.engine.generate import Output, generate, stream
+    from draftproof.models import load
+
+__version__ = version("draftproof")
+__all__ = [
+    "Anneal",
+    "ByEntropy",
+    "Draft",
+    "DraftproofError",
+    "Output",
+    "Sampling",
+    "Tree",
+    "Verifier",
+    "generate",
+    "load",
+    "stream",
+]
+
+_LAZY = {
+    "Output": "draftproof.engine.generate",
+    "generate": "draftproof.engine.generate",
+    "load": "draftproof.models",
+    "stream": "draftproof.engine.generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'draftproof' has no attribute {name!r}")

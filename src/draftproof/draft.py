@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from array_api_compat import array_namespace
 
+from draftproof.errors import DraftproofError
 from draftproof.law import Array, row
 
 
@@ -56,6 +57,22 @@ class Tree(NamedTuple):
                     parent.append(node)
             level = below
         return Tree(tuple(parent))
+
+    @staticmethod
+    def parse(text: str) -> Tree:
+        """A tree by name: "chain:5", "star:4", "paths:4x5" (four chains of five), "of:3x2x1" (children by depth).
+
+        >>> Tree.parse("paths:2x3") == Tree.paths(2, 3)
+        True
+        """
+        makers = {"chain": (Tree.chain, 1), "star": (Tree.star, 1), "paths": (Tree.paths, 2), "of": (Tree.of, None)}
+        kind, _, sizes = text.partition(":")
+        numbers = [int(size) for size in sizes.split("x") if size.isdigit() and int(size) > 0]
+        if kind in makers and len(numbers) == len(sizes.split("x")):
+            make, count = makers[kind]
+            if count in (None, len(numbers)):
+                return make(*numbers)
+        raise DraftproofError(f"unknown tree {text!r}: use chain:5, star:4, paths:4x5 or of:3x2x1")
 
     @property
     def size(self) -> int:

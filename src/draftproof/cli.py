@@ -1,0 +1,177 @@
+"""The command line: draftproof generate, draftproof list."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftproof.errors import DraftproofError
+
+if TYPE_CHECKING:
+    from draftproof.engine.generate import Output, Stream
+
+app = typer.Typer(
+    help="Faster text from a language model, from exactly the model's own distribution.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to write about; - reads it from standard input.")],
+    target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="ngram, a model, or none for plain sampling.")] = "ngram",
+    verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
+    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5.")] = "chain:5",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens at least this share as likely as the best.")] = 0.0,
+    typical_p: Annotated[float, typer.Option(help="Keep the most typical tokens that hold this mass.")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Over prompt and output; 1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
+    draft_temperature: Annotated[float | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
+    draft_top_k: Annotated[int | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    dtype: Annotated[str, typer.Option(help="Precision of the weights.")] = "float32",
+    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Time plain sampling in the same run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Write text: accepted guesses in green, corrected ones in yellow, then how it went."""
+    import dataclasses
+
+    from draftproof.draft import Tree
+    from draftproof.engine.generate import stream
+    from draftproof.models import load
+    from draftproof.sampling import Sampling
+    from draftproof.verify import get as verifier
+
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    changes: dict[str, Any] = {"temperature": draft_temperature, "top_k": draft_top_k}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    settings: dict[str, Any] = {
+        "verify": verify,
+        "tree": Tree.parse(tree),
+        "sampling": sampling,
+        "draft_sampling": dataclasses.replace(sampling, **changes),
+        "max_new_tokens": max_new_tokens,
+        "stop": tuple(stop or ()),
+        "seed": seed,
+        "chat": not raw,
+    }
+    verifier(verify)  # a wrong name should not wait for a model to load
+    words = sys.stdin.read() if prompt == "-" else prompt
+    model = load(target, dtype=dtype)
+    writing = stream(model, words, draft=None if draft == "none" else draft, **settings)
+    output = _finish(writing) if as_json else _show(writing)
+    plain = _finish(stream(model, words, draft=None, **settings)) if compare else None
+    if as_json:
+        typer.echo(json.dumps(_as_dict(output, plain), indent=1))
+    else:
+        _summarise(output, plain)
+
+
+@app.command("list")
+def list_verifiers(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Every verification algorithm: paper, ways of drawing it is exact for, trees it takes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from draftproof.verify import VERIFIERS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": v.name,
+            "paper": f"arXiv {v.paper}" if v.paper[:1].isdigit() else v.paper,
+            "draws": sorted(v.draws),
+            "trees": v.trees,
+            "summary": v.summary,
+        }
+        for v in VERIFIERS.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("name", "paper", "draws", "trees", "what it does", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row["name"], row["paper"], ", ".join(row["draws"]), row["trees"], row["summary"])
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _show(writing: Stream) -> Output:
+    """Print pieces as they come; colours only on a terminal that wants them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for piece in writing:
+        console.print(Text(piece.text, style=COLOURS[piece.kind]), end="")
+    console.print()
+    return writing.output
+
+
+def _finish(writing: Stream) -> Output:
+    for _ in writing:
+        pass
+    return writing.output
+
+
+def _summarise(output: Output, plain: Output | None) -> None:
+    """A few lines on standard error, so that a pipe gets the text alone."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, style="dim")
+    console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; seed {output.seed}", markup=False)
+    if plain is not None:
+        fast, slow = _speed(output), _speed(plain)
+        console.print(f"plain sampling in the same run: {slow:.1f} tokens/s; with the draft {fast / slow:.2f}x that")
+
+
+def _as_dict(output: Output, plain: Output | None) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "text": output.text,
+        "tokens": output.tokens,
+        "finish": output.finish,
+        "seed": output.seed,
+        "tokens_per_s": _speed(output),
+        "trace": output.trace.as_dict(),
+    }
+    if plain is not None:
+        report["plain_tokens_per_s"] = _speed(plain)
+    return report
+
+
+def _speed(output: Output) -> float:
+    return output.trace.tokens / max(sum(output.trace.seconds.values()), 1e-9)
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is one line and exit code 2."""
+    try:
+        app()
+    except DraftproofError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""The speculative step, and the loops around it."""

@@ -1,0 +1,87 @@
+"""From tokens to text as it is made: characters that span tokens, and stop strings that span tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Piece(NamedTuple):
+    """Some characters and where they come from: "accepted" guess, "corrected" after a refusal, or "plain"."""
+
+    text: str
+    kind: str
+
+
+class Decoder:
+    """Tokens in, characters out as soon as they are certain.
+
+    A token may hold half a character, and a word's leading space may depend on its neighbour, so each call decodes a
+    window that starts at the last certain place.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.window: list[int] = []
+        self.certain = 0  # tokens of the window whose text is out
+
+    def feed(self, token: int) -> str:
+        if self.tokenizer is None:
+            self.window.append(token)
+            return (" " if len(self.window) > 1 else "") + str(token)
+        before = self._decode(self.window[: self.certain])
+        self.window.append(token)
+        now = self._decode(self.window)
+        if now.endswith("�"):
+            return ""
+        self.window = self.window[self.certain :]
+        self.certain = len(self.window)
+        return now[len(before) :]
+
+    def rest(self) -> str:
+        """What is left at the end: a half character shown as such."""
+        if self.tokenizer is None:
+            return ""
+        return self._decode(self.window)[len(self._decode(self.window[: self.certain])) :]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class Stopper:
+    """Lets text through up to the first stop string, holding back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = [stop for stop in stops if stop]
+        self.held: list[Piece] = []
+
+    def feed(self, piece: Piece) -> tuple[list[Piece], bool]:
+        """Pieces that are safe to show, and whether a stop string was met."""
+        self.held.append(piece)
+        text = "".join(p.text for p in self.held)
+        found = [text.find(stop) for stop in self.stops if stop in text]
+        if found:
+            return self._release(min(found)), True
+        return self._release(len(text) - self._overlap(text)), False
+
+    def rest(self) -> list[Piece]:
+        """What was held back and turned out to be text."""
+        return self._release(sum(len(p.text) for p in self.held))
+
+    def _overlap(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string begins."""
+        longest = max((len(stop) - 1 for stop in self.stops), default=0)
+        for size in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self.stops):
+                return size
+        return 0
+
+    def _release(self, count: int) -> list[Piece]:
+        out, kept = [], []
+        for piece in self.held:
+            head, tail = piece.text[:count], piece.text[count:]
+            count -= len(head)
+            out += [Piece(head, piece.kind)] if head else []
+            kept += [Piece(tail, piece.kind)] if tail else []
+        self.held = kept
+        return out

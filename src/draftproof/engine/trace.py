@@ -1,0 +1,123 @@
+"""What happened, for people, metrics and plots: one Step per target call, and a Trace that sums them up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Step(NamedTuple):
+    """One target call for one text."""
+
+    tokens: tuple[int, ...]  # emitted: the accepted path and the token after it
+    drafted: int  # guesses submitted
+    depth: int  # longest path among them
+    accepted: int  # how many of `tokens` were guesses
+    expected: float  # accepted on average over the verifier's noise, given the guesses
+    reached: tuple[float, ...]  # probability that at least 1, 2, ... guesses are accepted, free of noise
+    seconds: dict[str, float]  # draft, target, verify
+
+
+@dataclass
+class Trace:
+    """All steps of one text."""
+
+    verifier: str = ""
+    drafter: str = ""
+    steps: list[Step] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)  # why drafting was given up
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(step.tokens) for step in self.steps)
+
+    @property
+    def drafted(self) -> int:
+        return sum(step.drafted for step in self.steps)
+
+    @property
+    def accepted(self) -> int:
+        return sum(step.accepted for step in self.steps)
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Emitted tokens per target call; 1 without speculation."""
+        return self.tokens / max(len(self.steps), 1)
+
+    @property
+    def expected_per_call(self) -> float:
+        """The same, averaged over the verifier's noise."""
+        return 1 + sum(step.expected for step in self.steps) / max(len(self.steps), 1)
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """Accepted length -> number of steps."""
+        return dict(sorted(Counter(step.accepted for step in self.steps).items()))
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Of the steps that guessed that far, the share whose first 1, 2, ... guesses were all accepted."""
+        longest = max((step.depth for step in self.steps), default=0)
+        shares = []
+        for i in range(1, longest + 1):
+            tried = [step for step in self.steps if step.depth >= i]
+            shares.append(sum(step.accepted >= i for step in tried) / len(tried))
+        return shares
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time by phase."""
+        total: Counter[str] = Counter()
+        for step in self.steps:
+            total.update(step.seconds)
+        return dict(total)
+
+    def summary(self) -> str:
+        """A few lines for a person."""
+        spent = self.seconds
+        whole = sum(spent.values())
+        lines = [
+            f"{self.tokens} tokens in {len(self.steps)} target calls: {self.tokens_per_call:.2f} tokens a call"
+            + (f", {self.tokens / whole:.1f} tokens/s" if whole else "")
+        ]
+        if self.drafted:
+            share = self.accepted / self.drafted
+            lines.append(
+                f"draft {self.drafter}, verifier {self.verifier}: {self.accepted} of {self.drafted} guesses accepted "
+                f"({share:.0%}); expected {self.expected_per_call:.2f} tokens a call"
+            )
+            lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))
+            lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))
+        if whole:
+            lines.append("time " + ", ".join(f"{phase} {s / whole:.0%}" for phase, s in spent.items()))
+        lines += [f"drafting given up: {reason} (went on by plain sampling)" for reason in self.failures]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "verifier": self.verifier,
+            "drafter": self.drafter,
+            "tokens": self.tokens,
+            "target_calls": len(self.steps),
+            "tokens_per_call": self.tokens_per_call,
+            "expected_tokens_per_call": self.expected_per_call,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_by_position": self.acceptance,
+            "accepted_lengths": self.histogram,
+            "seconds": self.seconds,
+            "draft_failures": dict(self.failures),
+            "steps": [step._asdict() for step in self.steps],
+        }
+
+
+def _pairs(pairs: Any, pattern: str) -> str:
+    return "  ".join(f"{key}: {pattern.format(value)}" for key, value in pairs)
+
+
+def by_depth(stop: Sequence[float], depth: Sequence[int]) -> tuple[float, ...]:
+    """Probability that the accepted length is at least 1, 2, ..., from the law of the last accepted node."""
+    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, max(depth) + 1))

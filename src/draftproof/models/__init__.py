@@ -1,0 +1,104 @@
+"""Models by name: the default one, a folder, a file or a Hub id; and drafters for them."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftproof.errors import DraftproofError
+from draftproof.models.ngram import NGram
+from draftproof.models.session import Model
+
+if TYPE_CHECKING:
+    from draftproof.models.hf import HFModel
+
+NAMES = {"smollm2": "SmolLM2-135M-Instruct, fetched on first use"}
+
+
+def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFModel:
+    """The model called `name`: "smollm2", a local folder, a .gguf file, or a Hub id such as "org/model"."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from draftproof.models.hf import HFModel
+
+    quiet_transformers()
+    folder, extra = _locate(name)
+    precision = getattr(torch, dtype, None)
+    if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
+        raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16 or float16")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra)
+    except Exception as error:  # transformers, safetensors and the Hub client raise a dozen kinds
+        raise DraftproofError(_explain(name, error)) from error
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return HFModel(network.to(place), tokenizer, name)
+
+
+def drafter(name: str, target: Model) -> Model:
+    """The drafter called `name` for this target: "ngram", or any model with the same vocabulary."""
+    if name == "ngram":
+        return NGram(target.vocabulary)
+    network = getattr(target, "network", None)
+    model = load(name, **({} if network is None else {"device": str(network.device)}))
+    check_vocabularies(target, model)
+    return model
+
+
+def check_vocabularies(target: Model, draft: Model) -> None:
+    """A draft token must mean the same to both models."""
+    if target.vocabulary != draft.vocabulary:
+        raise DraftproofError(
+            f"draft {draft.name!r} has {draft.vocabulary} tokens but target {target.name!r} has {target.vocabulary}: "
+            "choose a draft of the same family, or --draft ngram"
+        )
+    if target.tokenizer and draft.tokenizer and target.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
+        raise DraftproofError(
+            f"draft {draft.name!r} and target {target.name!r} number their tokens differently: "
+            "choose a draft of the same family, or --draft ngram"
+        )
+
+
+def quiet_transformers() -> None:
+    """Loading is our business to report; transformers' own notes would break up the output."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+def _locate(name: str) -> tuple[str, dict[str, str]]:
+    """Where transformers finds the model, and what it must be told besides."""
+    if name in NAMES:
+        from draftproof.models import fetch
+
+        return str(fetch.smollm2()), {}
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise DraftproofError(f"no model file at {name}: check the path")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise DraftproofError(f"{name} holds no model: a config.json and safetensors weights are needed")
+        return str(path), {}
+    if "/" not in name or name.startswith((".", "/", "~")):
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]!r}? Else give" if near else "give"
+        raise DraftproofError(f"unknown model {name!r}: {hint} a folder, a .gguf file or a Hub id such as org/model")
+    return name, {}
+
+
+def _explain(name: str, error: Exception) -> str:
+    """One line for the many ways in which a model does not load."""
+    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if name in NAMES:
+        from draftproof.models import fetch
+
+        return f"the copy of {name} in {fetch.cache_folder()} is damaged ({said}): delete that folder and try again"
+    if Path(name).expanduser().exists():
+        return f"the model at {name} is unreadable or incomplete ({said}): copy or fetch it again"
+    return f"the model {name!r} could not be loaded from the Hub ({said}): check the id and the network"

@@ -1,0 +1,177 @@
+"""Any causal language model of transformers as a Session: one call for a whole draft tree, undone by forgetting.
+
+A call takes the committed tokens that the cache has not seen (the prompt at first) and the nodes of a tree. Every node
+attends to the text and to its own ancestors, and stands at the position of its depth, so its logits are those of
+running its path alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from draftproof.draft import Tree
+from draftproof.errors import DraftproofError
+from draftproof.law import Array
+from draftproof.models.slots import SlotCache
+
+
+class HFModel:
+    """A transformers model with its tokenizer, ready for sessions."""
+
+    def __init__(self, network: Any, tokenizer: Any = None, name: str | None = None) -> None:
+        self.network = network.eval()
+        self.tokenizer = tokenizer
+        config = network.config.get_text_config()
+        self.name = name or config._name_or_path or config.model_type
+        self.vocabulary = int(config.vocab_size)
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.end_tokens = _end_tokens(network, tokenizer)
+        self.windows = _attention_windows(network)
+        self.layers = int(config.num_hidden_layers)
+        self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
+
+    def session(self, rows: int, capacity: int) -> HFSession:
+        return HFSession(self, rows, capacity)
+
+
+class HFSession:
+    """B texts in one cache. Row b has `length[b]` cached tokens and `pending[b]` committed ones still to be read."""
+
+    speaks: Literal["logits", "law"] = "logits"
+
+    def __init__(self, model: HFModel, rows: int, capacity: int) -> None:
+        self.model = model
+        self.capacity = capacity
+        self.cache = SlotCache(model.layers, capacity)
+        self.length = np.zeros(rows, dtype=np.int64)
+        self.pending: list[list[int]] = [[] for _ in range(rows)]
+        self.extended = 0  # nodes of the current tree that are in the cache
+
+    def join(self, row: int, tokens: Sequence[int]) -> None:
+        self.length[row] = 0
+        self.pending[row] = list(tokens[:-1])
+
+    @torch.no_grad()
+    def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        network = self.model.network
+        device = network.device
+        ids, positions, slots, masks = self._layout(tree, np.asarray(tokens), nodes)
+        if int(slots.max()) > self.capacity:
+            raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
+        self.cache.place(slots, device)
+        dtype = network.dtype
+        bias = {kind: _additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in masks.items()}
+        trim = {"logits_to_keep": len(nodes)} if self.model.trims_logits else {}
+        logits = network(
+            input_ids=torch.as_tensor(ids, device=device),
+            position_ids=torch.as_tensor(positions, device=device),
+            attention_mask=bias if len(bias) > 1 else next(iter(bias.values())),
+            past_key_values=self.cache,
+            use_cache=True,
+            **trim,
+        ).logits[:, -len(nodes) :]
+        if nodes.start == 0:
+            self.length += [len(p) for p in self.pending]
+            self.pending = [[] for _ in self.pending]
+        self.extended = nodes.stop
+        return logits
+
+    def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
+        for b, last in enumerate(node):
+            kept = (0, *tree.path(int(last)))
+            cached = [n for n in kept if n < self.extended]
+            base = int(self.length[b])
+            moved = [(n, i) for i, n in enumerate(cached) if n != i]
+            if moved:
+                self.cache.move(b, [base + 1 + n for n, _ in moved], [base + 1 + i for _, i in moved])
+            self.length[b] += len(cached)
+            self.pending[b] += [int(tokens[b][n]) for n in kept[len(cached) :]]
+        self.extended = 0
+
+    def _layout(self, tree: Tree, tokens: np.ndarray, nodes: range) -> tuple[Any, Any, Any, dict[str, np.ndarray]]:
+        """Ids, positions, slots [B, T] and one boolean mask [B, T, S] per kind of attention, for the next call.
+
+        Columns are padding, then pending tokens, then nodes, so the nodes of all rows stand in the last columns.
+        """
+        pending = self.pending if nodes.start == 0 else [[] for _ in self.pending]
+        rows, lead = len(pending), max(map(len, pending))
+        width = lead + len(nodes)
+        depth = np.array(tree.depth)
+        ids = np.zeros((rows, width), dtype=np.int64)
+        positions = np.zeros((rows, width), dtype=np.int64)
+        slots = np.zeros((rows, width), dtype=np.int64)
+        base = self.length + [len(p) for p in pending]  # tokens before node 0
+        for b, late in enumerate(pending):
+            start = lead - len(late)
+            ids[b, start:lead] = late
+            positions[b, start:lead] = slots[b, start:lead] = np.arange(self.length[b], base[b])
+            ids[b, lead:] = np.maximum(tokens[b, nodes.start : nodes.stop], 0)  # -1: not drawn, never looked at
+            positions[b, lead:] = base[b] + depth[nodes.start : nodes.stop]
+            slots[b, start:] += 1  # slot 0 is for padding
+            slots[b, lead:] = base[b] + 1 + np.arange(nodes.start, nodes.stop)
+        visible = np.arange(slots.max() + 1) <= np.where(slots > 0, slots, 0)[:, :, None]  # [B, T, S]
+        visible[:, :, 0] = slots == 0  # padding sees padding, nothing else does
+        ancestry = _ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
+        place = np.maximum(np.arange(slots.max() + 1) - 1, 0)[None].repeat(rows, 0)  # position of each slot
+        for b in range(rows):
+            first = base[b] + 1
+            visible[b, lead:, first : first + nodes.stop] = ancestry
+            visible[b, :, first + nodes.stop :] = False
+            place[b, first : first + nodes.stop] = base[b] + depth[: nodes.stop]
+        masks = {}
+        for kind, window in self.model.windows.items():
+            near = True if window is None else positions[:, :, None] - place[:, None] < window
+            masks[kind] = visible & near
+        return ids, positions, slots, masks
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[B, 1, T, S]: zero where attention is allowed; works for every attention implementation."""
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return bias.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
+
+
+@lru_cache(maxsize=64)
+def _ancestry(tree: Tree) -> np.ndarray:
+    """[N, N]: whether the second node is the first or one of its ancestors."""
+    table = np.eye(tree.size, dtype=bool)
+    for node in range(1, tree.size):
+        table[node] |= table[tree.parent[node]]
+    return table
+
+
+def _end_tokens(network: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a text, from the generation settings, else from the tokenizer."""
+    ends = getattr(getattr(network, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        ends = getattr(tokenizer, "eos_token_id", None)
+    if ends is None:
+        return ()
+    size = network.config.get_text_config().vocab_size
+    return tuple(end for end in (ends if isinstance(ends, list | tuple) else [ends]) if end < size)
+
+
+def _attention_windows(network: Any) -> dict[str, int | None]:
+    """Width of each kind of attention in the model (None = unlimited), or an error if it cannot be undone."""
+    config = network.config.get_text_config()
+    name = config.model_type
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if getattr(network, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}:
+        raise DraftproofError(
+            f"{name} models keep a recurrent state that cannot be rolled back, so rejected drafts could not be undone: "
+            "choose a model whose layers are all attention"
+        )
+    if network.config.is_encoder_decoder or getattr(config, "alibi", False) or name in ("bloom", "mpt"):
+        raise DraftproofError(f"{name} models are not supported: choose a decoder-only model with position ids")
+    window = getattr(config, "sliding_window", None)
+    if kinds == {"full_attention", "sliding_attention"}:
+        return {"full_attention": None, "sliding_attention": window}
+    if window is None or kinds == {"full_attention"}:
+        return {"full_attention": None}
+    return {"sliding_attention": window}

@@ -1,0 +1,74 @@
+"""Prompt lookup (Saxena 2023): guess that what followed these words before follows them again.
+
+The drafter is the text itself: the longest recent n-gram that occurred earlier names the next token. Its law is a point
+mass, so every verifier treats the guess as what it is, and where nothing matches it makes no guess at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from draftproof.draft import Tree
+from draftproof.law import Array
+
+
+class NGram:
+    """Drafter for any target: it needs the size of the vocabulary and nothing else."""
+
+    def __init__(self, vocabulary: int, longest: int = 4, shortest: int = 2) -> None:
+        self.name = "ngram"
+        self.vocabulary = vocabulary
+        self.context = None
+        self.end_tokens: tuple[int, ...] = ()
+        self.tokenizer = None
+        self.longest, self.shortest = longest, shortest
+
+    def session(self, rows: int, capacity: int) -> NGramSession:
+        return NGramSession(self, rows)
+
+
+class NGramSession:
+    """For each row the text and an index from every n-gram in it to the token that followed it last."""
+
+    speaks: Literal["logits", "law"] = "law"
+
+    def __init__(self, model: NGram, rows: int) -> None:
+        self.model = model
+        self.texts: list[list[int]] = [[] for _ in range(rows)]
+        self.followers: list[dict[tuple[int, ...], int]] = [{} for _ in range(rows)]
+
+    def join(self, row: int, tokens: Sequence[int]) -> None:
+        self.texts[row], self.followers[row] = [], {}
+        self._append(row, tokens)
+
+    def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        laws = np.zeros((len(self.texts), len(nodes), self.model.vocabulary))
+        for b, drawn in enumerate(tokens):
+            for i, node in enumerate(nodes):
+                path = [int(drawn[n]) for n in tree.path(node)]
+                guess = None if -1 in path else self._guess(b, path)
+                if guess is not None:
+                    laws[b, i, guess] = 1.0
+        return laws
+
+    def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
+        for b, last in enumerate(node):
+            self._append(b, [*(int(tokens[b, n]) for n in tree.path(last)), int(token[b])])
+
+    def _append(self, row: int, tokens: Sequence[int]) -> None:
+        text, followers = self.texts[row], self.followers[row]
+        for token in tokens:
+            for size in range(self.model.shortest, self.model.longest + 1):
+                if len(text) >= size:
+                    followers[tuple(text[-size:])] = int(token)
+            text.append(int(token))
+
+    def _guess(self, row: int, path: list[int]) -> int | None:
+        recent = self.texts[row][-self.model.longest :] + path
+        for size in range(self.model.longest, self.model.shortest - 1, -1):
+            if size <= len(recent) and tuple(recent[-size:]) in self.followers[row]:
+                return self.followers[row][tuple(recent[-size:])]
+        return None

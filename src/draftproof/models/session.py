@@ -1,0 +1,48 @@
+"""Session: a model with a memory of the text so far. Target, small model, n-gram and table are all Sessions.
+
+A session serves B rows of text at once. In each, node 0 of a draft tree is the last committed token; `extend` asks for
+what follows some nodes, `commit` keeps the accepted path and drops the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from draftproof.draft import Tree
+from draftproof.law import Array
+
+
+class Session(Protocol):
+    """What the engine asks of target and drafter alike."""
+
+    speaks: Literal["logits", "law"]  # what `extend` returns; a zero row of a law means: no guess here
+
+    def join(self, row: int, tokens: Sequence[int]) -> None:
+        """Start a row with a text of at least one token, whatever the row held before."""
+        ...
+
+    def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        """[B, len(nodes), V] for what follows each of these nodes; tokens [B, N] are known up to the last of them.
+
+        Within a step, calls go through the tree from node 0 on, each node once.
+        """
+        ...
+
+    def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
+        """Row b keeps the path to node[b]; token[b] becomes its last committed token."""
+        ...
+
+
+class Model(Protocol):
+    """What sessions are made from."""
+
+    name: str
+    vocabulary: int
+    context: int | None  # longest text, in tokens
+    end_tokens: tuple[int, ...]
+    tokenizer: Any  # of transformers, or None for a model of bare token ids
+
+    def session(self, rows: int, capacity: int) -> Session:
+        """Room for `rows` texts of up to `capacity` tokens each, a draft tree included."""
+        ...

@@ -1,0 +1,87 @@
+"""A key-value cache of numbered slots: written where we say, rolled back by length, compacted along an accepted path.
+
+transformers' own caches grow by concatenation and forget what a sliding window has passed, so they cannot undo. Here
+each layer owns one buffer of fixed size; undoing is forgetting a length. Slot 0 takes the padding of uneven rows, token
+t of a text lives in slot t + 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values; the cache tells it where to write."""
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        for name, states in (("keys", key_states), ("values", value_states)):
+            batch, heads, _, width = states.shape
+            setattr(self, name, states.new_zeros((batch, heads, self.cache.capacity + 1, width)))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        used = self.cache.used
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            if self.cache.start is not None:  # one row: the slots are a range
+                buffer[:, :, self.cache.start : self.cache.start + states.shape[2]] = states
+            else:
+                rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+                buffer[rows, :, self.cache.slots] = states.transpose(1, 2)
+        return self.keys[:, :, :used], self.values[:, :, :used]
+
+    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
+        return self.cache.used, 0
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.cache.used
+
+    def get_max_cache_shape(self) -> int:
+        return self.cache.capacity + 1
+
+    def get_max_length(self) -> int:
+        return self.cache.capacity + 1
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """All layers' buffers, made at the first call; `place` says where the next call writes and how far it reads."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 1
+        self.start: int | None = None
+        self.slots: torch.Tensor | None = None
+        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+
+    def place(self, slots: np.ndarray, device: torch.device) -> None:
+        """Write the next call's tokens to these slots [B, T], and read up to the highest of them."""
+        self.used = int(slots.max()) + 1
+        self.start = int(slots[0, 0]) if len(slots) == 1 else None
+        self.slots = None if len(slots) == 1 else torch.as_tensor(slots, device=device)
+
+    def move(self, row: int, source: list[int], target: list[int]) -> None:
+        """Copy slots of one row: how an accepted path of a tree becomes a straight text."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                for buffer in (layer.keys, layer.values):
+                    buffer[row, :, target] = buffer[row, :, source]
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, in bytes; fixed after the first call."""
+        made = [layer for layer in self.layers if layer.is_initialized]
+        return sum(b.nelement() * b.element_size() for layer in made for b in (layer.keys, layer.values))
