@@ -1,0 +1,114 @@
+"""Rules that give up exactness for speed, kept apart from `verify` and each with an account of what it costs.
+
+A rule decides from the rows p and q of a context how likely each guess is kept, and the law of the token when it is
+not. That fixes the law of the token really emitted, so the cost at every token is a number, not an estimate: its total
+variation from p. Added up over a text, it bounds (in the mean) the total variation of the whole text's law.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pkgutil
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import NamedTuple
+
+from array_api_compat import array_namespace
+
+from draftproof.draft import Draft
+from draftproof.errors import DraftproofError
+from draftproof.law import Array, at, row, total_variation
+
+# (p [..., V], q [..., V]) -> (chance [..., V] to keep a guess, law [..., V] of the token when it is not kept)
+Rule = Callable[[Array, Array], tuple[Array, Array]]
+
+
+class Lossy(NamedTuple):
+    """A rule whose output does not follow the target's law. Chains only; tokens are drawn from q."""
+
+    name: str
+    setting: str  # its numbers, in words
+    stop: Callable[[Draft], Array]  # [B, N] law of the last kept node
+    next: Callable[[Draft, Array], Array]  # [B, V] law of the token emitted after node [B]
+    emitted: Callable[[Draft], Array]  # [B, N, V] law of the token after each node, kept or not
+    account: Callable[[Draft], Array]  # [B, N] total variation between `emitted` and p: the cost of a token there
+
+    @property
+    def notice(self) -> str:
+        """What every output and trace made with this rule has to say."""
+        return f"not exact: {self.name} ({self.setting}) changes the target's law; its total variation is accounted for"
+
+
+class Family(NamedTuple):
+    """A lossy rule before its numbers are chosen."""
+
+    name: str
+    summary: str
+    paper: str
+    settings: Mapping[str, float]  # name -> default, in order
+    make: Callable[..., Lossy]
+
+
+LOSSY: dict[str, Family] = {}
+
+
+def register(name: str, *, summary: str, paper: str, settings: Mapping[str, float], make: Callable[..., Lossy]) -> None:
+    """Enter a family under its name."""
+    LOSSY[name] = Family(name, f"not exact: {summary}", paper, settings, make)
+
+
+def get(text: str) -> Lossy:
+    """The rule that "name" or "name:number,number" describes; numbers left out take their defaults.
+
+    >>> get("lenience:0.8").notice
+    "not exact: lenience (factor = 0.8) changes the target's law; its total variation is accounted for"
+    """
+    name, _, numbers = text.partition(":")
+    if name not in LOSSY:
+        near = difflib.get_close_matches(name, LOSSY, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(LOSSY)}."
+        raise DraftproofError(f"unknown lossy rule {name!r}: {hint}")
+    family = LOSSY[name]
+    values = [_number(number, text) for number in numbers.split(",") if number]
+    if len(values) > len(family.settings):
+        raise DraftproofError(f"{text!r} has {len(values)} numbers, {name} takes only {', '.join(family.settings)}")
+    return family.make(*values, *list(family.settings.values())[len(values) :])
+
+
+def _number(number: str, text: str) -> float:
+    try:
+        return float(number)
+    except ValueError:
+        raise DraftproofError(f"{number!r} in {text!r} is not a number: write name:number,number") from None
+
+
+def on_chain(name: str, setting: str, rule: Rule) -> Lossy:
+    """A rule for one token, applied from left to right and stopped where a guess is not kept."""
+
+    def stop(draft: Draft) -> Array:
+        xp = array_namespace(draft.tokens)
+        keep, _ = rule(draft.p[:, :-1], draft.q[:, :-1])
+        guess = draft.tokens[:, 1:]
+        kept = xp.where(guess < 0, draft.p[:, :-1, 0] * 0, at(keep, guess))  # [B, N - 1]
+        reach, law = draft.p[:, 0, 0] * 0 + 1, []
+        for i in range(kept.shape[1]):
+            law.append(reach * (1 - kept[:, i]))
+            reach = reach * kept[:, i]
+        return xp.stack([*law, reach], axis=1)
+
+    def next(draft: Draft, node: Array) -> Array:
+        return rule(row(draft.p, node), row(draft.q, node))[1]
+
+    def emitted(draft: Draft) -> Array:
+        keep, rest = rule(draft.p, draft.q)
+        kept = draft.q * keep
+        return kept + (1 - array_namespace(kept).sum(kept, axis=-1, keepdims=True)) * rest
+
+    def account(draft: Draft) -> Array:
+        return total_variation(emitted(draft), draft.p)
+
+    return Lossy(name, setting, stop, next, emitted, account)
+
+
+for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+    import_module(f"{__name__}.{_module}")

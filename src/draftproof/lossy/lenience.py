@@ -1,0 +1,34 @@
+"""Lenience (Leviathan et al., arXiv 2211.17192, appendix A.5): keep a guess as if the draft had proposed it less often.
+
+With a factor l in (0, 1] a guess is kept with min(1, p / (l q)). No token becomes more than 1 / l times as likely as it
+should be, and the output is never further from p than q is.
+"""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace
+
+from draftproof.errors import DraftproofError
+from draftproof.law import Array, divide, residual
+from draftproof.lossy import Lossy, on_chain, register
+
+
+def lenience(factor: float) -> Lossy:
+    """The rule for one factor; 1 is exact."""
+    if not 0 < factor <= 1:
+        raise DraftproofError(f"the factor of lenience must be in (0, 1], 1 = exact, not {factor}")
+
+    def rule(p: Array, q: Array) -> tuple[Array, Array]:
+        ratio = divide(p, factor * q)
+        return array_namespace(p).where(ratio < 1, ratio, ratio * 0 + 1), residual(p, factor * q)
+
+    return on_chain("lenience", f"factor = {factor}", rule)
+
+
+register(
+    "lenience",
+    summary="keeps a guess with min(1, p / (factor q))",
+    paper="2211.17192",
+    settings={"factor": 0.8},
+    make=lenience,
+)

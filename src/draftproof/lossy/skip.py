@@ -1,0 +1,35 @@
+"""Skip verification where the drafter is sure of itself (early-exit heuristics): keep every guess of a low-entropy row.
+
+A drafter can be sure and wrong: its entropy bounds nothing, and each token that was skipped costs TV(p, q).
+"""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace
+
+from draftproof.controls import entropy
+from draftproof.errors import DraftproofError
+from draftproof.law import Array, divide, residual
+from draftproof.lossy import Lossy, on_chain, register
+
+
+def skip(nats: float) -> Lossy:
+    """The rule for one entropy below which nothing is verified; 0 is exact."""
+    if not 0 <= nats < float("inf"):
+        raise DraftproofError(f"the entropy of skip must be 0 (exact) or a positive number of nats, not {nats}")
+
+    def rule(p: Array, q: Array) -> tuple[Array, Array]:
+        ratio = divide(p, q)
+        sure = entropy(q) < nats
+        return array_namespace(p).where((ratio < 1) & ~sure, ratio, ratio * 0 + 1), residual(p, q)
+
+    return on_chain("skip", f"draft entropy below {nats} nats", rule)
+
+
+register(
+    "skip",
+    summary="keeps every guess drawn from a row of entropy below `nats`, verifies the others",
+    paper="no bound known",
+    settings={"nats": 0.3},
+    make=skip,
+)
