@@ -202,6 +202,7 @@ def _value(name: str, sampling: Sampling, scores: Array, contexts: Sequence[Cont
     xp = array_namespace(scores)
     position = xp.astype(_like(np.array([len(c.output) for c in contexts]), scores), scores.dtype)
     evenness = controls.entropy(controls.softmax(scores))[:, 0] / math.log(max(scores.shape[-1], 2))
+    evenness = xp.where(evenness < 1, evenness, evenness * 0 + 1)  # a flat row's entropy may round above its maximum
     value = control(position, evenness) + position * 0
     inside, words = _RANGES[name]
     for number in value:
