@@ -14,7 +14,8 @@ from draftproof.errors import DraftproofError
 from draftproof.sampling import Anneal, ByEntropy, Sampling
 
 if TYPE_CHECKING:
-    from draftproof.engine.generate import Output, generate, stream
+    from draftproof.engine.generate import generate, stream
+    from draftproof.engine.request import Output
     from draftproof.models import load
 
 __version__ = version("draftproof")
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Output": "draftproof.engine.generate",
+    "Output": "draftproof.engine.request",
     "generate": "draftproof.engine.generate",
     "load": "draftproof.models",
     "stream": "draftproof.engine.generate",

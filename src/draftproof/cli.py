@@ -11,7 +11,8 @@ import typer
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
-    from draftproof.engine.generate import Output, Stream
+    from draftproof.engine.generate import Stream
+    from draftproof.engine.request import Output
 
 app = typer.Typer(
     help="Faster text from a language model, from exactly the model's own distribution.",

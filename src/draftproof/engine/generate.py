@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from draftproof import verify as verifiers
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
-from draftproof.engine.step import Row, step
-from draftproof.engine.text import Decoder, Piece, Stopper
-from draftproof.engine.trace import Step, Trace
+from draftproof.engine.batch import Batch
+from draftproof.engine.request import Output, Request
+from draftproof.engine.step import Member
+from draftproof.engine.text import Piece
+from draftproof.engine.trace import Trace
 from draftproof.errors import DraftproofError
 from draftproof.models import check_vocabularies, drafter, load
 from draftproof.models.session import Model
@@ -22,48 +24,62 @@ from draftproof.sampling import Sampling
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # words, token ids, or chat messages
 
 
-class Output(NamedTuple):
-    """A finished text."""
+def generate(target: str | Model, prompt: Prompt, *, n: int | None = None, **settings: Any) -> Any:
+    """One text, or a list of `n` independent ones; takes the settings of `stream`.
 
-    text: str
-    tokens: list[int]
-    finish: str  # "end" (the model ended it), "length", "stop" (a stop string), "context" (the window is full)
-    seed: int
-    trace: Trace
-
-
-class Setup(NamedTuple):
-    """Everything that is decided before the first step."""
-
-    target: Model
-    draft: Model | None
-    verifier: Verifier
-    tree: Tree
-    draw: Draw
-    sampling: Sampling
-    draft_sampling: Sampling
-    max_new_tokens: int
-    stop: tuple[str, ...]
-    seed: int
-
-
-def generate(target: str | Model, prompt: Prompt, **settings: Any) -> Output:
-    """One text; takes the settings of `stream`.
+    The n samples share the computation of the prompt and of everything their texts have in common; their tokens are
+    drawn with noise of their own, so they are independent.
 
     >>> from draftproof.models.table import TableModel
     >>> coin = TableModel(lambda context: [0.5, 0.5])
     >>> generate(coin, [0], draft=coin, max_new_tokens=5, seed=1).tokens
-    [0, 0, 0, 1, 1]
+    [1, 0, 1, 0, 1]
     """
-    writing = stream(target, prompt, **settings)
-    for _ in writing:
-        pass
-    return writing.output
+    if n is None:
+        writing = stream(target, prompt, **settings)
+        for _ in writing:
+            pass
+        return writing.output
+    if n < 1:
+        raise DraftproofError(f"n must be at least 1, not {n}")
+    batch, requests = prepare(target, prompt, n, **settings)
+    while not batch.is_finished:
+        batch.step()
+    return [request.output for request in requests]
 
 
-def stream(
+def stream(target: str | Model, prompt: Prompt, **settings: Any) -> Stream:
+    """Text piece by piece, as it is made; `.output` holds the whole once it is finished. Settings: see `prepare`."""
+    batch, (request,) = prepare(target, prompt, 1, **settings)
+    return Stream(batch, request)
+
+
+class Stream:
+    """Iterate for pieces of text; read `.output` afterwards."""
+
+    def __init__(self, batch: Batch, request: Request) -> None:
+        self._batch, self._request = batch, request
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def _run(self) -> Iterator[Piece]:
+        while not self._batch.is_finished:
+            for _, pieces in self._batch.step():
+                yield from pieces
+
+    @property
+    def output(self) -> Output:
+        if not self._request.finish:
+            raise DraftproofError("the text is not finished: iterate to the end before reading `.output`")
+        return self._request.output
+
+
+def prepare(
     target: str | Model,
     prompt: Prompt,
+    n: int = 1,
     *,
     draft: str | Model | None = "ngram",
     verify: str = "block",
@@ -72,11 +88,11 @@ def stream(
     sampling: Sampling | None = None,
     draft_sampling: Sampling | None = None,
     max_new_tokens: int = 128,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     seed: int | None = None,
     chat: bool = True,
-) -> Stream:
-    """Text piece by piece, as it is made; `.output` holds the whole once it is finished.
+) -> tuple[Batch, list[Request]]:
+    """A batch with n requests for one prompt, everything checked.
 
     target          a model, or a name for `draftproof.models.load`
     prompt          words (put through the model's chat template if it has one and `chat` is true), chat messages, or
@@ -101,19 +117,26 @@ def stream(
         raise DraftproofError(f"verifier {verify!r} works on {verifier.trees} drafts only: choose such a tree")
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-    setup = Setup(
-        target=target,
-        draft=draft,
-        verifier=verifier,
-        tree=tree,
-        draw=choose_draw(verifier, tree, draw),
-        sampling=sampling,
-        draft_sampling=draft_sampling or sampling,
-        max_new_tokens=max_new_tokens,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        seed=secrets.randbits(63) if seed is None else check_seed(seed),
-    )
-    return Stream(setup, encode(target, prompt, chat))
+    seed = secrets.randbits(63) if seed is None else check_seed(seed)
+    ids = encode(target, prompt, chat)
+    longest = len(ids) + max_new_tokens
+    capacity = min(longest, target.context or longest) + tree.size
+    batch = Batch(target, draft, verifier, tree, choose_draw(verifier, tree, draw), n, capacity)
+    requests = [
+        Request(
+            target,
+            ids,
+            sampling,
+            draft_sampling or sampling,
+            max_new_tokens,
+            (stop,) if isinstance(stop, str) else tuple(stop),
+            Member(seed, request),
+            Trace(verify, draft.name if draft else "none"),
+        )
+        for request in range(n)
+    ]
+    batch.add(requests)
+    return batch, requests
 
 
 def choose_draw(verifier: Verifier, tree: Tree, name: str | None) -> Draw:
@@ -152,93 +175,3 @@ def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
             f"the prompt has {len(ids)} tokens but the context of {target.name!r} holds {target.context}: shorten it"
         )
     return tuple(ids)
-
-
-class Stream:
-    """Iterate for pieces of text; read `.output` afterwards."""
-
-    def __init__(self, setup: Setup, prompt: tuple[int, ...]) -> None:
-        self.setup = setup
-        self.prompt = prompt
-        self.tokens: list[int] = []
-        self.finish = ""
-        self.trace = Trace(setup.verifier.name, setup.draft.name if setup.draft else "none")
-        self._shown: list[str] = []
-        self._decoder = Decoder(setup.target.tokenizer)
-        self._stopper = Stopper(setup.stop)
-        self._pieces = self._run()
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
-
-    @property
-    def output(self) -> Output:
-        if not self.finish:
-            raise DraftproofError("the text is not finished: iterate to the end before reading `.output`")
-        return Output("".join(self._shown), self.tokens, self.finish, self.setup.seed, self.trace)
-
-    def _run(self) -> Iterator[Piece]:
-        setup = self.setup
-        room = len(self.prompt) + setup.max_new_tokens
-        capacity = min(room, setup.target.context or room) + setup.tree.size
-        target = setup.target.session(1, capacity)
-        target.join(0, self.prompt)
-        guesser = None
-        if setup.draft is not None:
-            guesser = setup.draft.session(1, capacity)
-            guesser.join(0, self.prompt)
-        while not self.finish:
-            tree = setup.tree.cut(self._depth_left()) if guesser else Tree.chain(0)
-            outcome = step([self._row()], target, guesser, setup.verifier, tree, setup.draw)
-            if outcome.failure is not None:
-                self.trace.failures[outcome.failure] += 1
-                guesser = None
-            for piece in self._absorb(outcome.steps[0]):
-                self._shown.append(piece.text)
-                yield piece
-
-    def _row(self) -> Row:
-        setup = self.setup
-        return Row(
-            self.prompt,
-            tuple(self.tokens),
-            setup.sampling,
-            setup.draft_sampling,
-            setup.seed,
-            request=0,
-            step=len(self.trace.steps),
-        )
-
-    def _depth_left(self) -> int:
-        """How deep a draft may go: what lies beyond the wanted length or the context window would be thrown away."""
-        left = self.setup.max_new_tokens - len(self.tokens)
-        if self.setup.target.context is not None:
-            left = min(left, self.setup.target.context - len(self.prompt) - len(self.tokens))
-        return left - 1
-
-    def _absorb(self, made: Step) -> Iterator[Piece]:
-        """Take a step's tokens one by one until something ends the text."""
-        kept = 0
-        for i, token in enumerate(made.tokens):
-            kept += 1
-            self.tokens.append(token)
-            kind = "accepted" if i < made.accepted else "corrected" if made.depth > made.accepted else "plain"
-            if token in self.setup.sampling.end_tokens:
-                self.finish = "end"
-                break
-            pieces, stopped = self._stopper.feed(Piece(self._decoder.feed(token), kind))
-            yield from pieces
-            if stopped:
-                self.finish = "stop"
-            elif len(self.tokens) == self.setup.max_new_tokens:
-                self.finish = "length"
-            elif self._depth_left() < 0:
-                self.finish = "context"
-            if self.finish:
-                break
-        self.trace.steps.append(made._replace(tokens=made.tokens[:kept], accepted=min(made.accepted, kept)))
-        if self.finish and self.finish != "stop":
-            pieces, stopped = self._stopper.feed(Piece(self._decoder.rest(), "plain"))
-            yield from pieces
-            if not stopped:
-                yield from self._stopper.rest()

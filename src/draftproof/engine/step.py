@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
+from draftproof import verify
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
 from draftproof.engine.trace import Step, by_depth
@@ -23,15 +24,21 @@ from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Context, Sampling, law
 
 
+class Member(NamedTuple):
+    """One sample: the name of its random numbers."""
+
+    seed: int
+    request: int
+
+
 class Row(NamedTuple):
-    """One text being written: what it looks back on, how it is sampled, and the names of its random numbers."""
+    """One context, shared by all samples whose texts are the same so far."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     sampling: Sampling
     draft_sampling: Sampling
-    seed: int
-    request: int
+    members: tuple[Member, ...]
     step: int
 
     @property
@@ -39,17 +46,35 @@ class Row(NamedTuple):
         return (self.output or self.prompt)[-1]
 
 
-class Outcome(NamedTuple):
-    """A step of every row, and why the drafter failed if it did."""
+class Branch(NamedTuple):
+    """What became of some members of a row; branch i lives in session row i from now on."""
 
-    steps: list[Step]
+    row: int
+    members: tuple[int, ...]  # places in Row.members
+    step: Step
+
+
+class Outcome(NamedTuple):
+    """The branches of every row, and why the drafter failed if it did."""
+
+    branches: list[Branch]
     failure: str | None
+
+
+class Decision(NamedTuple):
+    """What verification decided for one member of one row."""
+
+    row: int
+    member: int
+    node: int  # last accepted node of the tree
+    token: int  # emitted after it
+    reached: tuple[float, ...]  # probability of at least 1, 2, ... accepted guesses
 
 
 def step(
     rows: Sequence[Row], target: Session, drafter: Session | None, verifier: Verifier, tree: Tree, draw: Draw
 ) -> Outcome:
-    """Advance every row by one target call."""
+    """Advance every sample of every row by one target call."""
     clock = [time.perf_counter()]
     tokens, q, failure = propose(rows, drafter, tree, draw)
     clock.append(time.perf_counter())
@@ -59,33 +84,22 @@ def step(
 
     p = laws(logits, rows, tree, tokens, range(tree.size), [row.sampling for row in rows])
     draft = Draft(tree, _beside(tokens, p), _beside(q, p), p)
-    chain = draft
-    if verifier.select is not None:
-        selection = verifier.select(draft, _beside(noise(rows, Lane.SELECT, verifier.uniforms(tree)), p))
-        chain = selection.chain
-    stop = verifier.stop(chain)
-    node = sample(stop, _beside(noise(rows, Lane.STOP, 1)[:, 0], p))
-    token = sample(verifier.next(chain, node), _beside(noise(rows, Lane.NEXT, 1)[:, 0], p))
-    stop_laws, nodes, emitted = _numbers(stop), _numbers(node), _numbers(token)
-    if verifier.select is not None:
-        nodes = [int(path[n]) for path, n in zip(_numbers(selection.nodes), nodes, strict=True)]
+    # Samples that share a row share its guesses. With a rule that uses q they would become dependent; the match rule
+    # draws each sample's tokens from p with its own noise, so they stay independent (and exact).
+    alone = [b for b, row in enumerate(rows) if len(row.members) == 1]
+    shared = [b for b, row in enumerate(rows) if len(row.members) > 1]
+    decisions = decide(rows, draft, alone, verifier) + decide(rows, draft, shared, verify.get("match"))
     clock.append(time.perf_counter())
 
-    target.commit(tree, tokens, nodes, emitted)
-    if drafter is not None and failure is None:
-        drafter.commit(tree, tokens, nodes, emitted)
-
     seconds = dict(zip(("draft", "target", "verify"), np.diff(clock).tolist(), strict=True))
-    steps = []
-    for b in range(len(rows)):
-        path = tuple(int(tokens[b, n]) for n in tree.path(nodes[b]))
-        drawn = [n for n in range(1, tree.size) if tokens[b, n] >= 0]
-        reached = by_depth(stop_laws[b], chain.tree.depth)
-        deepest = max((tree.depth[n] for n in drawn), default=0)
-        steps.append(
-            Step((*path, emitted[b]), len(drawn), deepest, len(path), sum(reached), reached[:deepest], seconds)
-        )
-    return Outcome(steps, failure)
+    branches, nodes, emitted = _branch(decisions, tokens, tree, seconds)
+    tokens = tokens[[branch.row for branch in branches]]
+    for session in (target, drafter if failure is None else None):
+        if session is not None:
+            for i, branch in enumerate(branches[len(rows) :], start=len(rows)):
+                session.copy(branch.row, i)
+            session.commit(tree, tokens, nodes, emitted)
+    return Outcome(branches, failure)
 
 
 def propose(
@@ -98,7 +112,7 @@ def propose(
     """
     tokens = np.full((len(rows), tree.size), -1, dtype=np.int64)
     tokens[:, 0] = [row.last for row in rows]
-    u = noise(rows, Lane.DRAFT, tree.size)
+    u = noise([(row.members[0], row.step) for row in rows], Lane.DRAFT, tree.size)
     levels: list[Array] = []
     failure = None
     for level in tree.levels[:-1]:
@@ -116,7 +130,29 @@ def propose(
             else:
                 q[:, i] = 0
         levels.append(q)
-    return tokens, _stack(levels, tree, len(rows)), failure
+    return tokens, _stack(levels, tree), failure
+
+
+def decide(rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: Verifier) -> list[Decision]:
+    """Where each member of the chosen rows stops, and what it emits there: two uniforms each."""
+    places = [(b, m) for b in chosen for m in range(len(rows[b].members))]
+    if not places:
+        return []
+    names = [(rows[b].members[m], rows[b].step) for b, m in places]
+    index = [b for b, _ in places]
+    chain = Draft(draft.tree, draft.tokens[index], draft.q[index], draft.p[index])
+    path = None
+    if verifier.select is not None:
+        u = noise(names, Lane.SELECT, verifier.uniforms(draft.tree))
+        path, chain = verifier.select(chain, _beside(u, chain.p))
+    stop = verifier.stop(chain)
+    node = sample(stop, _beside(noise(names, Lane.STOP, 1)[:, 0], chain.p))
+    token = _numbers(sample(verifier.next(chain, node), _beside(noise(names, Lane.NEXT, 1)[:, 0], chain.p)))
+    last = _numbers(node)
+    if path is not None:
+        last = [nodes[n] for nodes, n in zip(_numbers(path), last, strict=True)]
+    reached = [by_depth(s, chain.tree.depth) for s in _numbers(stop)]
+    return [Decision(b, m, *rest) for (b, m), *rest in zip(places, last, token, reached, strict=True)]
 
 
 def laws(
@@ -128,17 +164,16 @@ def laws(
         contexts = None
         if sampling.reads_history:
             paths = [tuple(int(tokens[b, n]) for n in tree.path(node)) for node in nodes]
-            contexts = [Context(row.prompt, row.output + path) for path in paths]
+            contexts = [Context(row.prompt, row.output + tuple(t for t in path if t >= 0)) for path in paths]
         made.append(law(logits[b], sampling, contexts))
     return array_namespace(logits).stack(made, axis=0)
 
 
-def noise(rows: Sequence[Row], lane: Lane, count: int) -> np.ndarray:
-    """[B, count] uniforms named by each row's seed, request and step."""
-    seed = np.array([row.seed for row in rows], dtype=np.int64)
-    request = np.array([row.request for row in rows], dtype=np.int64)
-    steps = np.array([row.step for row in rows], dtype=np.int64)
-    return np.asarray(uniforms(seed, request, steps, lane, count))
+def noise(names: Sequence[tuple[Member, int]], lane: Lane, count: int) -> np.ndarray:
+    """[B, count] uniforms named by each sample's seed and request and by its step."""
+    seed = np.array([member.seed for member, _ in names], dtype=np.int64)
+    request = np.array([member.request for member, _ in names], dtype=np.int64)
+    return np.asarray(uniforms(seed, request, np.array([step for _, step in names], dtype=np.int64), lane, count))
 
 
 def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.ndarray, level: range) -> Array:
@@ -156,7 +191,27 @@ def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.nd
     return xp.where(_beside(drawn[..., None], q), q, q * 0)
 
 
-def _stack(levels: list[Array], tree: Tree, rows: int) -> Array:
+def _branch(
+    decisions: Sequence[Decision], tokens: np.ndarray, tree: Tree, seconds: dict[str, float]
+) -> tuple[list[Branch], list[int], list[int]]:
+    """Members of a row that went the same way stay together; the first way keeps the row, others follow at the end."""
+    ways: dict[tuple[int, int, int], list[Decision]] = {}
+    for decision in decisions:
+        ways.setdefault((decision.row, decision.node, decision.token), []).append(decision)
+    first = {row: way for way in reversed(ways) for row in [way[0]]}  # the earliest way of each row
+    order = [first[row] for row in sorted(first)] + [way for way in ways if first[way[0]] != way]
+    branches = []
+    for row, node, token in order:
+        path = tuple(int(tokens[row, n]) for n in tree.path(node))
+        drawn = [n for n in range(1, tree.size) if tokens[row, n] >= 0]
+        deepest = max((tree.depth[n] for n in drawn), default=0)
+        reached = ways[row, node, token][0].reached[:deepest]
+        made = Step((*path, token), len(drawn), deepest, len(path), sum(reached), reached, seconds)
+        branches.append(Branch(row, tuple(d.member for d in ways[row, node, token]), made))
+    return branches, [node for _, node, _ in order], [token for _, _, token in order]
+
+
+def _stack(levels: list[Array], tree: Tree) -> Array:
     """[B, N, V] from the rows of the inner levels, zero rows for the rest; None where nothing was drafted."""
     if not levels:
         return None

@@ -48,7 +48,7 @@ class HFSession:
     def __init__(self, model: HFModel, rows: int, capacity: int) -> None:
         self.model = model
         self.capacity = capacity
-        self.cache = SlotCache(model.layers, capacity)
+        self.cache = SlotCache(model.layers, rows, capacity)
         self.length = np.zeros(rows, dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
         self.extended = 0  # nodes of the current tree that are in the cache
@@ -56,6 +56,11 @@ class HFSession:
     def join(self, row: int, tokens: Sequence[int]) -> None:
         self.length[row] = 0
         self.pending[row] = list(tokens[:-1])
+
+    def copy(self, source: int, target: int) -> None:
+        self.length[target] = self.length[source]
+        self.pending[target] = list(self.pending[source])
+        self.cache.copy(source, target, int(self.length[source]) + 1 + self.extended)
 
     @torch.no_grad()
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
@@ -77,8 +82,9 @@ class HFSession:
             **trim,
         ).logits[:, -len(nodes) :]
         if nodes.start == 0:
-            self.length += [len(p) for p in self.pending]
-            self.pending = [[] for _ in self.pending]
+            for b in range(len(ids)):
+                self.length[b] += len(self.pending[b])
+                self.pending[b] = []
         self.extended = nodes.stop
         return logits
 
@@ -99,14 +105,15 @@ class HFSession:
 
         Columns are padding, then pending tokens, then nodes, so the nodes of all rows stand in the last columns.
         """
-        pending = self.pending if nodes.start == 0 else [[] for _ in self.pending]
-        rows, lead = len(pending), max(map(len, pending))
+        rows = len(tokens)
+        pending = self.pending[:rows] if nodes.start == 0 else [[]] * rows
+        lead = max(map(len, pending))
         width = lead + len(nodes)
         depth = np.array(tree.depth)
         ids = np.zeros((rows, width), dtype=np.int64)
         positions = np.zeros((rows, width), dtype=np.int64)
         slots = np.zeros((rows, width), dtype=np.int64)
-        base = self.length + [len(p) for p in pending]  # tokens before node 0
+        base = self.length[:rows] + [len(late) for late in pending]  # tokens before node 0
         for b, late in enumerate(pending):
             start = lead - len(late)
             ids[b, start:lead] = late

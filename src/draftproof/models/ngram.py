@@ -21,7 +21,7 @@ class NGram:
     def __init__(self, vocabulary: int, longest: int = 4, shortest: int = 2) -> None:
         self.name = "ngram"
         self.vocabulary = vocabulary
-        self.context = None
+        self.context: int | None = None
         self.end_tokens: tuple[int, ...] = ()
         self.tokenizer = None
         self.longest, self.shortest = longest, shortest
@@ -44,8 +44,12 @@ class NGramSession:
         self.texts[row], self.followers[row] = [], {}
         self._append(row, tokens)
 
+    def copy(self, source: int, target: int) -> None:
+        self.texts[target] = list(self.texts[source])
+        self.followers[target] = dict(self.followers[source])
+
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
-        laws = np.zeros((len(self.texts), len(nodes), self.model.vocabulary))
+        laws = np.zeros((len(tokens), len(nodes), self.model.vocabulary))
         for b, drawn in enumerate(tokens):
             for i, node in enumerate(nodes):
                 path = [int(drawn[n]) for n in tree.path(node)]

@@ -22,10 +22,15 @@ class Session(Protocol):
         """Start a row with a text of at least one token, whatever the row held before."""
         ...
 
+    def copy(self, source: int, target: int) -> None:
+        """Make row `target` the same as row `source`, within a step too."""
+        ...
+
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         """[B, len(nodes), V] for what follows each of these nodes; tokens [B, N] are known up to the last of them.
 
-        Within a step, calls go through the tree from node 0 on, each node once.
+        The first B rows of the session are meant. Within a step, calls go through the tree from node 0 on, each node
+        once.
         """
         ...
 

@@ -26,8 +26,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         for name, states in (("keys", key_states), ("values", value_states)):
-            batch, heads, _, width = states.shape
-            setattr(self, name, states.new_zeros((batch, heads, self.cache.capacity + 1, width)))
+            _, heads, _, width = states.shape
+            setattr(self, name, states.new_zeros((self.cache.rows, heads, self.cache.capacity + 1, width)))
         self.is_initialized = True
 
     def update(
@@ -35,14 +35,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        used = self.cache.used
+        batch, used = key_states.shape[0], self.cache.used
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             if self.cache.start is not None:  # one row: the slots are a range
-                buffer[:, :, self.cache.start : self.cache.start + states.shape[2]] = states
+                buffer[:1, :, self.cache.start : self.cache.start + states.shape[2]] = states
             else:
-                rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+                rows = torch.arange(batch, device=buffer.device)[:, None]
                 buffer[rows, :, self.cache.slots] = states.transpose(1, 2)
-        return self.keys[:, :, :used], self.values[:, :, :used]
+        return self.keys[:batch, :, :used], self.values[:batch, :, :used]
 
     def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
         return self.cache.used, 0
@@ -60,7 +60,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 class SlotCache(Cache):  # type: ignore[misc]
     """All layers' buffers, made at the first call; `place` says where the next call writes and how far it reads."""
 
-    def __init__(self, layers: int, capacity: int) -> None:
+    def __init__(self, layers: int, rows: int, capacity: int) -> None:
+        self.rows = rows
         self.capacity = capacity
         self.used = 1
         self.start: int | None = None
@@ -79,6 +80,13 @@ class SlotCache(Cache):  # type: ignore[misc]
             if layer.is_initialized:
                 for buffer in (layer.keys, layer.values):
                     buffer[row, :, target] = buffer[row, :, source]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first slots of one row the same as those of another."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                for buffer in (layer.keys, layer.values):
+                    buffer[target, :, :length] = buffer[source, :, :length]
 
     @property
     def bytes(self) -> int:

@@ -43,9 +43,12 @@ class TableSession:
     def join(self, row: int, tokens: Sequence[int]) -> None:
         self.texts[row] = tuple(tokens[:-1])
 
+    def copy(self, source: int, target: int) -> None:
+        self.texts[target] = self.texts[source]
+
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         laws = []
-        for text, drawn in zip(self.texts, tokens, strict=True):
+        for text, drawn in zip(self.texts, tokens, strict=False):
             paths = [(*text, *(int(drawn[n]) for n in (0, *tree.path(node)))) for node in nodes]
             laws.append([np.asarray(self.model.rows(path), dtype=np.float64) for path in paths])
         with np.errstate(divide="ignore"):

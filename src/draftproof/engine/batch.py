@@ -1,0 +1,84 @@
+"""Many texts in one step: requests share target calls, and samples share every context they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftproof.draft import Tree, Verifier
+from draftproof.draws import Draw
+from draftproof.engine.request import Request
+from draftproof.engine.step import Row, step
+from draftproof.engine.text import Piece
+from draftproof.models.session import Model, Session
+
+
+class Batch:
+    """Requests in the rows of one target session and one draft session.
+
+    Requests that start from the same prompt occupy one row until their texts part; then the row is copied. A row whose
+    texts are finished is given to the last row, so the rows in use are always the first ones.
+    """
+
+    def __init__(
+        self, target: Model, draft: Model | None, verifier: Verifier, tree: Tree, draw: Draw, size: int, capacity: int
+    ) -> None:
+        self.verifier, self.tree, self.draw = verifier, tree, draw
+        self.target = target.session(size, capacity)
+        self.drafter = draft.session(size, capacity) if draft is not None else None
+        self.rows: list[list[Request]] = []
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Requests with one prompt and one sampling, which start together."""
+        for session in self._sessions:
+            session.join(len(self.rows), requests[0].prompt)
+        self.rows.append(list(requests))
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.rows
+
+    def step(self) -> list[tuple[Request, list[Piece]]]:
+        """One target call: what each request said in it."""
+        rows = [self._row(requests) for requests in self.rows]
+        outcome = step(rows, self.target, self.drafter, self.verifier, self._tree(), self.draw)
+        if outcome.failure is not None:
+            self.drafter = None
+        said, rest = [], []
+        for branch in outcome.branches:
+            requests = [self.rows[branch.row][m] for m in branch.members]
+            for request in requests:
+                said.append((request, request.absorb(branch.step)))
+                if outcome.failure is not None:
+                    request.trace.failures[outcome.failure] += 1
+            rest.append([request for request in requests if not request.finish])
+        self.rows = rest
+        for row in reversed(range(len(self.rows))):
+            if not self.rows[row]:
+                self._retire(row)
+        return said
+
+    @property
+    def _sessions(self) -> list[Session]:
+        return [session for session in (self.target, self.drafter) if session is not None]
+
+    def _row(self, requests: list[Request]) -> Row:
+        one = requests[0]
+        members = tuple(request.member for request in requests)
+        return Row(one.prompt, tuple(one.tokens), one.sampling, one.draft_sampling, members, len(one.trace.steps))
+
+    def _tree(self) -> Tree:
+        """The draft's shape, without what all texts would throw away and without what some context has no room for."""
+        if self.drafter is None:
+            return Tree.chain(0)
+        everyone = [request for requests in self.rows for request in requests]
+        depth = max(request.wanted for request in everyone)
+        room = min((request.room for request in everyone if request.room is not None), default=depth)
+        return self.tree.cut(min(depth, room) - 1)
+
+    def _retire(self, row: int) -> None:
+        last = len(self.rows) - 1
+        if row != last:
+            for session in self._sessions:
+                session.copy(last, row)
+            self.rows[row] = self.rows[last]
+        self.rows.pop()

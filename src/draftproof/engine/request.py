@@ -1,0 +1,98 @@
+"""One text in the making: its tokens, its words so far, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from draftproof.engine.step import Member
+from draftproof.engine.text import Decoder, Piece, Stopper
+from draftproof.engine.trace import Step, Trace
+from draftproof.models.session import Model
+from draftproof.sampling import Sampling
+
+
+class Output(NamedTuple):
+    """A finished text."""
+
+    text: str
+    tokens: list[int]
+    finish: str  # "end" (the model ended it), "length", "stop" (a stop string), "context" (the window is full)
+    seed: int
+    trace: Trace
+
+
+class Request:
+    """A prompt, how to go on from it, and how far that has come."""
+
+    def __init__(
+        self,
+        target: Model,
+        prompt: tuple[int, ...],
+        sampling: Sampling,
+        draft_sampling: Sampling,
+        max_new_tokens: int,
+        stop: tuple[str, ...],
+        member: Member,
+        trace: Trace,
+    ) -> None:
+        self.prompt = prompt
+        self.sampling = sampling
+        self.draft_sampling = draft_sampling
+        self.max_new_tokens = max_new_tokens
+        self.context = target.context
+        self.member = member
+        self.trace = trace
+        self.tokens: list[int] = []
+        self.finish = ""
+        self._shown: list[str] = []
+        self._decoder = Decoder(target.tokenizer)
+        self._stopper = Stopper(stop)
+
+    @property
+    def output(self) -> Output:
+        return Output("".join(self._shown), self.tokens, self.finish, self.member.seed, self.trace)
+
+    @property
+    def wanted(self) -> int:
+        """Tokens still to come."""
+        return self.max_new_tokens - len(self.tokens)
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that still fit the context window."""
+        return None if self.context is None else self.context - len(self.prompt) - len(self.tokens)
+
+    def absorb(self, made: Step) -> list[Piece]:
+        """Take a step's tokens one by one until something ends the text; the words that are now certain."""
+        kept = 0
+        pieces: list[Piece] = []
+        for i, token in enumerate(made.tokens):
+            kept += 1
+            self.tokens.append(token)
+            kind = "accepted" if i < made.accepted else "corrected" if made.depth > made.accepted else "plain"
+            pieces += self._take(token, kind)
+            if self.finish:
+                break
+        self.trace.steps.append(made._replace(tokens=made.tokens[:kept], accepted=min(made.accepted, kept)))
+        if self.finish and self.finish != "stop":
+            pieces += self._last_words()
+        self._shown += [piece.text for piece in pieces]
+        return pieces
+
+    def _take(self, token: int, kind: str) -> Iterator[Piece]:
+        if token in self.sampling.end_tokens:
+            self.finish = "end"
+            return
+        pieces, stopped = self._stopper.feed(Piece(self._decoder.feed(token), kind))
+        yield from pieces
+        if stopped:
+            self.finish = "stop"
+        elif self.wanted == 0:
+            self.finish = "length"
+        elif self.room == 0:
+            self.finish = "context"
+
+    def _last_words(self) -> list[Piece]:
+        pieces, stopped = self._stopper.feed(Piece(self._decoder.rest(), "plain"))
+        return pieces if stopped else pieces + self._stopper.rest()
