@@ -18,7 +18,7 @@ from draftproof import law
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import DRAWS
 from draftproof.law import at, divide, normalise, one_hot, positive, residual, row
-from draftproof.theory.enumerate import Context, Law, Model, output_law, target_law
+from draftproof.theory.enumerate import Context, Law, Model, drafts, output_law, target_law
 from draftproof.verify import VERIFIERS, block
 from tables import table
 
@@ -139,6 +139,21 @@ MUTANTS: dict[str, tuple[Verifier, Verifier, tuple[Tree, int], str, str]] = {
 def test_mutant_is_caught(mutant: Verifier, rule: Verifier, shape: tuple[Tree, int], wrong: str, right: str) -> None:
     assert any(differs(mutant, *shape, wrong))
     assert not any(differs(rule, *shape, right))
+
+
+def test_a_stop_that_is_a_law_on_average_only() -> None:
+    """Block's thresholds with `nothing below node i was taken` replaced by its mean 1 - w: the output law, a mean over
+    drafts, is the target's, but no single draft has a law to draw from. So rows of `stop` are summed one by one."""
+
+    def stop(draft: Draft) -> np.ndarray:
+        w, h = block.weights(draft), block_thresholds(draft)
+        return h * np.concatenate([1 - w[:, 1:], w[:, :1]], axis=1)
+
+    mutant = BLOCK._replace(stop=stop)
+    assert not any(differs(mutant, *CHAIN, "iid"))
+    draft, _ = drafts(table(0, 3), table(1, 3), Tree.chain(2), DRAWS["iid"], ())
+    assert np.any(stop(draft).sum(axis=1) != 1)
+    assert np.all(block.stop(draft).sum(axis=1) == 1)
 
 
 # What the uniforms do. A law whose entries are multiples of 1/D is drawn exactly by the D uniforms 0, 1/D, ...

@@ -41,7 +41,7 @@ def test_numpy_and_torch_are_bitwise_equal() -> None:
 
 
 def test_no_number_is_used_twice() -> None:
-    """All names over seeds, requests, steps, lanes and indices: about 60,000 numbers of 53 bits, all different."""
+    """All names over seeds, requests, steps, lanes and indices: numbers of 53 bits, all different."""
     axes = np.array([0, 1, 2, 1000, 2**31]), np.arange(6), np.arange(40)
     seed, request, step = (grid.ravel() for grid in np.meshgrid(*axes, indexing="ij"))
     numbers = np.concatenate([uniforms(seed, request, step, lane, 13).ravel() for lane in Lane])
