@@ -41,13 +41,13 @@ def test_a_path_leads_from_the_root_to_the_node() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "accepted"),
-    [("chain", "chain"), ("star", "one star"), ("paths", "chain one star paths"), ("any", "chain one star paths tree")],
+    [("chain", "chain"), ("star", "star"), ("paths", "chain star paths"), ("any", "chain star paths tree")],
 )
 def test_what_a_verifier_accepts(kind: str, accepted: str) -> None:
     shapes = {"star": Tree.star(3), "paths": Tree.paths(2, 3), "tree": Tree.of(1, 2), "chain": Tree.chain(3)}
     verifier = VERIFIERS["match"]._replace(trees=kind)
     found = {name for name, tree in shapes.items() if verifier.accepts(tree)}
-    assert found == set(accepted.split()) - {"one"}
+    assert found == set(accepted.split())
     assert verifier.accepts(Tree.chain(1))  # one guess is a chain, a star and a path
     assert verifier.accepts(Tree.chain(0))
 
