@@ -30,33 +30,53 @@ def refuse(p: Array, q: Array, w: Array, tokens: list[Array]) -> tuple[list[Arra
     return weights, taken
 
 
-def _visit(draft: Draft) -> tuple[list[Array], Array]:
-    """The weight [B] every node holds when it is visited, and the law [B, N] of the last accepted node."""
+def visit(draft: Draft) -> tuple[Array, Array]:
+    """The weight w [B, N] of every node, and the chance h [B, N] that it is taken once all its children are refused."""
     xp = array_namespace(draft.tokens)
     tree = draft.tree
-    one = draft.p[:, 0, 0] * 0 + 1
-    weight, reach, law = [one] * tree.size, [one] * tree.size, []
+    weight, chance = [draft.p[:, 0, 0] * 0 + 1] * tree.size, []
     for node in range(tree.size):
-        p, q, w, untaken = draft.p[:, node], draft.q[:, node], weight[node], reach[node]
-        children = tree.children(node)
-        held, taken = refuse(p, q, w, [draft.tokens[:, child] for child in children])
+        p, w, children = draft.p[:, node], weight[node], tree.children(node)
+        held, taken = refuse(p, draft.q[:, node], w, [draft.tokens[:, child] for child in children])
         for child, kept in zip(children, held, strict=True):
-            weight[child], reach[child] = kept, untaken
-            untaken = untaken * (1 - kept)  # the whole subtree of a child fails with 1 - its weight
+            weight[child] = kept
         left = xp.sum(positive(w[:, None] * p - taken), axis=-1)
-        law.append(untaken * divide(left, left + 1 - w, otherwise=1))
-    return weight, xp.stack(law, axis=1)
+        chance.append(divide(left, left + 1 - w, otherwise=1))
+    return xp.stack(weight, axis=1), xp.stack(chance, axis=1)
+
+
+def upward(h: Array, home: Array) -> Array:
+    """[B, N]: the law of the node that is taken when children go before parents, elder before younger siblings.
+
+    `home` [B, N] is each node's parent. A node is reached when nothing was taken in the subtrees of its elder siblings
+    and of its ancestors' elder siblings.
+    """
+    xp = array_namespace(h)
+    above = [one_hot(home[:, node], like=h) for node in range(h.shape[1])]
+    refused = h * 0 + 1  # probability that nothing is taken below a node
+    nothing = [h[:, 0]] * h.shape[1]  # ... nor the node itself
+    for node in reversed(range(1, h.shape[1])):
+        nothing[node] = (1 - h[:, node]) * refused[:, node]
+        refused = refused * (1 - above[node] * (1 - nothing[node])[:, None])
+    reach = elder = h * 0 + 1
+    for node in range(1, h.shape[1]):
+        here = one_hot(home[:, node] * 0 + node, like=h)
+        arrived = row(reach, home[:, node]) * row(elder, home[:, node])
+        reach = xp.where(here > 0, arrived[:, None], reach)
+        elder = elder * (1 - above[node] * (1 - nothing[node])[:, None])
+    return reach * refused * h
 
 
 def stop(draft: Draft) -> Array:
-    """[B, N]: a node is taken when it is visited, all its children are refused, and its own turn succeeds."""
-    return _visit(draft)[1]
+    """[B, N]: from the leaves up, each node with its chance h; node 0 takes what is left."""
+    xp = array_namespace(draft.tokens)
+    home = [draft.tokens[:, 0] * 0 + max(parent, 0) for parent in draft.tree.parent]
+    return upward(visit(draft)[1], xp.stack(home, axis=1))
 
 
 def next(draft: Draft, node: Array) -> Array:
     """[B, V]: what the node's children have left of w p."""
-    weight, _ = _visit(draft)
-    w = row(array_namespace(node).stack(weight, axis=1), node)
+    w = row(visit(draft)[0], node)
     p = row(draft.p, node)
     _, taken = refuse(p, row(draft.q, node), w, draft.guesses(node))
     return residual(w[:, None] * p, taken)

@@ -13,7 +13,8 @@ from array_api_compat import array_namespace
 from draftproof.draft import Draft
 from draftproof.law import Array, at, divide, one_hot, positive, residual, row
 from draftproof.verify import register
-from draftproof.verify._merge import first
+from draftproof.verify._merge import contexts
+from draftproof.verify.traversal import upward
 
 
 class Visit(NamedTuple):
@@ -22,49 +23,44 @@ class Visit(NamedTuple):
     weight: Array  # w, the probability that something in the node's subtree is accepted once it is visited
     taken: Array  # multiple of q that the node's refused children have taken from w p
     left: Array  # sum (w p - taken q)+
-    untaken: Array  # probability that it is visited and all its children are refused
-    rows: Array  # node whose rows of p and q hold for this one: a twin's, where only the twin has children
 
 
 def visit(draft: Draft) -> Visit:
     """Every node in order. Its context may be an earlier node than its parent, and differs from draft to draft."""
     xp = array_namespace(draft.tokens)
-    tree, context = draft.tree, first(draft)
+    tree, merged = draft.tree, contexts(draft)
     start = xp.stack([draft.p[:, 0, 0] * 0 + (1 if node == 0 else 0) for node in range(tree.size)], axis=1)
-    ids = xp.stack([draft.tokens[:, 0] * 0 + node for node in range(tree.size)], axis=1)
-    weight, taken, left, untaken, rows = start, start * 0, start, start, ids
+    weight, taken, left = start, start * 0, start
     for node in range(1, tree.size):
         parent, x = tree.parent[node], draft.tokens[:, node]
-        home = context[:, parent]
+        home = merged.home[:, node]
         p, q = draft.p[:, parent], draft.q[:, parent]
         w, c = row(weight, home), row(taken, home)
         share = 1 - w + row(left, home)  # S
         kept = divide(positive(w * at(p, x) - c * at(q, x)), share * at(q, x))
         kept = xp.where(kept < 1, kept, kept * 0 + 1)
         drawn = x >= 0
-        kept = xp.where(drawn & (context[:, node] == node), kept, kept * 0)
+        kept = xp.where(drawn & (merged.first[:, node] == node), kept, kept * 0)
         c = xp.where(drawn, c + share, c)
         rest = xp.sum(positive(w[:, None] * p - c[:, None] * q), axis=-1)
 
         here, above = one_hot(x * 0 + node, like=start), one_hot(home, like=start)
         weight, left = weight + here * kept[:, None], left + here * kept[:, None]
-        untaken = untaken * (1 - above * kept[:, None]) + here * row(untaken, home)[:, None]
         taken = xp.where(above > 0, c[:, None], taken)
         left = xp.where(above > 0, rest[:, None], left)
-        rows = xp.where((above > 0) & drawn[:, None], parent, rows)
-    return Visit(weight, taken, left, untaken, rows)
+    return Visit(weight, taken, left)
 
 
 def stop(draft: Draft) -> Array:
-    """[B, N]: a node is taken when it is visited, all its children are refused, and its own turn succeeds."""
+    """[B, N]: from the leaves up, each node with its chance; a node that repeats an earlier path has none."""
     seen = visit(draft)
-    return seen.untaken * divide(seen.left, seen.left + 1 - seen.weight, otherwise=1)
+    return upward(divide(seen.left, seen.left + 1 - seen.weight, otherwise=1), contexts(draft).home)
 
 
 def next(draft: Draft, node: Array) -> Array:
     """[B, V]: what the node's children have left of w p."""
     seen = visit(draft)
-    w, c, rows = row(seen.weight, node), row(seen.taken, node), row(seen.rows, node)
+    w, c, rows = row(seen.weight, node), row(seen.taken, node), row(contexts(draft).rows, node)
     return residual(w[:, None] * row(draft.p, rows), c[:, None] * row(draft.q, rows))
 
 
