@@ -1,0 +1,128 @@
+"""Verification from raw logits in two or three launches: (stop, next, sample) of verify/ fused, token for token the same.
+
+`verify` and `sample` are the whole interface. Triton is imported only when a kernel is to run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from draftproof.errors import DraftproofError
+from draftproof.kernels import reference
+from draftproof.kernels.types import Controls, Emitted, Fault, Names, Rule, Summary, pack
+from draftproof.law import sample as draw
+from draftproof.noise import Lane, uniforms
+
+if TYPE_CHECKING:
+    from draftproof.kernels.launch import Workspace
+
+__all__ = ["Controls", "Emitted", "Fault", "Names", "Rule", "Summary", "pack", "sample", "verify", "workspace"]
+
+BACKENDS = ("auto", "triton", "torch")
+
+
+def verify(
+    target: Tensor,  # [B, N, V] raw logits after each node of the chain: bfloat16, float16 or float32
+    draft: Tensor | None,  # [B, N - 1, V] the drafter's raw logits; None where every rule is ONEHOT
+    tokens: Tensor,  # [B, N - 1] int64, the drafts; -1 from the end of a shorter draft on
+    controls: Controls,
+    rule: Tensor,  # [B] int32, a Rule for each sequence
+    names: Names,
+    *,
+    drafted: Summary | None = None,  # what `sample` kept of the draft rows; they are read once more without it
+    backend: str = "auto",
+    workspace: Workspace | None = None,
+) -> Emitted:
+    """How far each draft goes and the token after it.
+
+    For each sequence, with p = law(target) and q = law(draft) under the same controls::
+
+        node  = sample(verifier.stop(Draft(chain, tokens, q, p)), uniform named (names, STOP))
+        token = sample(verifier.next(draft, node),                uniform named (names, NEXT))
+
+    Bad input never yields a token outside the vocabulary: `Emitted.fault` says what was wrong, and `Fault` what
+    is emitted then. Without a `workspace` one is allocated, which costs a small launch.
+    """
+    _check(target, draft, tokens, controls)
+    if not _fused(target, backend):
+        return reference.verify(target, draft, tokens, controls, rule, names)
+    from draftproof.kernels import launch
+
+    if draft is not None and drafted is None and target.shape[1] > 1:
+        _, drafted = launch.run(draft, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)
+    if target.shape[1] == 1:  # nothing is drafted
+        draft, drafted, rules = None, None, None
+    else:
+        rules = rule
+    out, _ = launch.run(target, 0, draft, drafted, tokens, controls, rules, names, Lane.NEXT, 0, None, workspace)
+    assert out is not None  # names were given
+    return out
+
+
+def sample(
+    logits: Tensor,  # [B, V] the drafter's raw logits after node `node`
+    controls: Controls,
+    names: Names,
+    *,
+    node: int = 0,
+    index: int = 0,
+    tokens: Tensor | None = None,  # [B, K] the drafts so far, in their first `node` places
+    summary: Summary | None = None,  # room for [B, 1] rows, such as a column of a larger one
+    backend: str = "auto",
+    workspace: Workspace | None = None,
+) -> tuple[Tensor, Summary | None]:
+    """A token [B] of each row's law, by the uniform named (names, DRAFT, index), and the laws' summaries for `verify`."""
+    if tokens is None:
+        tokens = torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
+    if not _fused(logits, backend):
+        u = uniforms(*names, Lane.DRAFT, index + 1)[:, index]
+        return draw(reference.law(logits[:, None], controls, tokens, node)[:, 0], u), None
+    from draftproof.kernels import launch
+
+    if summary is None:
+        summary = Summary.empty(len(logits), 1, logits.device)
+    out, kept = launch.run(
+        logits[:, None], node, None, None, tokens, controls, None, names, Lane.DRAFT, index, summary, workspace
+    )
+    assert out is not None  # names were given
+    return out.tokens[:, 0], kept
+
+
+def workspace(batch: int, nodes: int, vocabulary: int, device: str | torch.device) -> Workspace:
+    """Scratch memory for target logits [batch, nodes, vocabulary], for many calls one after another."""
+    from draftproof.kernels.launch import Workspace
+
+    return Workspace.of(batch, nodes, vocabulary, torch.device(device))
+
+
+def available() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _fused(logits: Tensor, backend: str) -> bool:
+    if backend not in BACKENDS:
+        raise DraftproofError(f"unknown backend {backend!r}: choose one of {', '.join(BACKENDS)}")
+    if backend == "triton" and not available():
+        raise DraftproofError("backend 'triton' needs Triton: install draftproof[gpu], or use backend='torch'")
+    return backend == "triton" or (backend == "auto" and logits.is_cuda and available())
+
+
+def _check(target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls) -> None:
+    batch, nodes, size = target.shape
+    if tokens.shape != (batch, nodes - 1):
+        raise DraftproofError(f"tokens must be [{batch}, {nodes - 1}] for target logits {[*target.shape]}")
+    if draft is not None and draft.shape != (batch, nodes - 1, size):
+        raise DraftproofError(f"draft logits must be [{batch}, {nodes - 1}, {size}], not {[*draft.shape]}")
+    if controls.allowed is not None and controls.allowed.shape[1] < nodes:
+        raise DraftproofError(f"allowed masks {controls.allowed.shape[1]} nodes, but there are {nodes}")
+    for logits in (target, *(() if draft is None else (draft,))):
+        if logits.stride(-1) != 1 or logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise DraftproofError(
+                f"logits must be bfloat16, float16 or float32 with adjacent tokens, not {logits.dtype} "
+                f"with strides {logits.stride()}"
+            )

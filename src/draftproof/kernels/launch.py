@@ -1,0 +1,142 @@
+"""Launches: measure, then cut where anything is truncated, then emit; all sizes follow from the shape of the logits."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from draftproof.kernels.cut import Lists, cut
+from draftproof.kernels.device import Law, Rows, State, Stats
+from draftproof.kernels.emit import emit
+from draftproof.kernels.measure import measure
+from draftproof.kernels.types import Controls, Emitted, Names, Summary
+from draftproof.noise import Lane
+
+GROUP = 64  # tokens whose largest score is kept together
+ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
+_SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
+
+
+class Plan(NamedTuple):
+    """How a shape is cut into programs."""
+
+    chunk: int  # tokens a program reads
+    chunks: int
+    warps: int
+
+    @staticmethod
+    def of(rows: int, size: int) -> Plan:
+        """Large chunks where there are many rows, small ones where a few rows must fill the device."""
+        chunk = 2048 if rows * size < 1 << 23 else 8192
+        chunk = min(chunk, max(GROUP, triton.next_power_of_2(size)))
+        return Plan(chunk, triton.cdiv(size, chunk), 4 if chunk <= 2048 else 8)
+
+
+class Workspace(NamedTuple):
+    """Scratch memory for a shape. `arrived` is zero between calls, so one workspace serves calls in one stream."""
+
+    stats: Stats
+    state: State
+    lists: Lists
+    summary: Summary
+
+    @staticmethod
+    def of(batch: int, nodes: int, size: int, device: torch.device) -> Workspace:
+        """Scratch for logits [batch, nodes, size]."""
+        plan = Plan.of(batch * nodes, size)
+        rows = batch * nodes
+        limit = plan.chunks * plan.chunk // GROUP
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        word, wide = torch.int32, torch.float64
+        chunks = (rows, plan.chunks)
+        stats = Stats(room(*chunks), room(*chunks), room(*chunks, dtype=word), room(rows, limit))
+        sequence = [room(batch, dtype=word) for _ in range(5)]
+        state = State(
+            None, None, None, None, 0, 0, *sequence,
+            room(rows, dtype=wide), room(rows, dtype=wide), room(*chunks),
+            torch.zeros(2 * batch, dtype=word, device=device),
+        )  # fmt: skip
+        listed = min(ROOM, size)
+        lists = Lists(room(rows, limit, dtype=word), limit, room(rows, listed, dtype=word), listed)
+        return Workspace(stats, state, lists, Summary.empty(batch, nodes, device))
+
+
+def run(
+    target: Tensor,
+    node: int,
+    draft: Tensor | None,
+    draft_law: Summary | None,
+    tokens: Tensor,
+    controls: Controls,
+    rule: Tensor | None,
+    names: Names | None,
+    lane: Lane,
+    index: int,
+    summary: Summary | None,
+    workspace: Workspace | None,
+) -> tuple[Emitted | None, Summary]:
+    """The kernels over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
+    batch, nodes, size = target.shape
+    plan = Plan.of(batch * nodes, size)
+    space = workspace if workspace is not None else Workspace.of(batch, nodes, size, target.device)
+    summary = summary if summary is not None else space.summary
+    rows, law = _rows(target, node, tokens, controls), _law(summary)
+    draft_rows = None if draft is None else _rows(draft, node, tokens, controls)
+    draft_law_ = None if draft_law is None else _law(draft_law)
+    stats = space.stats if controls.truncates else space.stats._replace(group=None)
+    state = space.state._replace(rule=rule, lane=int(lane), index=index)
+    if names is not None:
+        state = state._replace(seed=names.seed, request=names.request, step=names.step)
+    padded, splits = triton.next_power_of_2(nodes), triton.next_power_of_2(plan.chunks)
+    with _on(target.device):
+        measure[(plan.chunks, batch * nodes)](
+            rows, law, draft_rows, draft_law_, stats, state, nodes, plan.chunks,
+            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, GREEDY=controls.greedy, num_warps=plan.warps,
+        )  # fmt: skip
+        if controls.truncates:
+            edited = controls.bias is not None or controls.penalties is not None
+            limit = space.lists.limit
+            cut[(batch * nodes,)](
+                rows, law, draft_rows, draft_law_, stats, state, space.lists,
+                controls.top_k, controls.top_p, controls.min_p, nodes, plan.chunks,
+                GROUP=GROUP, NP=padded, SP=splits, GP=triton.next_power_of_2(limit), TILE=4096,
+                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, num_warps=8,
+            )  # fmt: skip
+        if names is None:
+            return None, summary
+        out = Emitted(
+            torch.empty(batch, nodes, dtype=torch.int64, device=target.device),
+            torch.empty(batch, dtype=torch.int32, device=target.device),
+            torch.empty(batch, nodes, dtype=torch.float32, device=target.device),
+            torch.empty(batch, dtype=torch.int32, device=target.device),
+        )
+        emit[(plan.chunks, batch)](
+            rows, law, draft_rows, draft_law_, stats, state, *out, nodes, plan.chunks,
+            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, BLOCK=min(2048, plan.chunk), num_warps=plan.warps,
+        )  # fmt: skip
+    return out, summary
+
+
+def _rows(logits: Tensor, node: int, tokens: Tensor, controls: Controls) -> Rows:
+    allowed = controls.allowed
+    nodes, words = (0, 0) if allowed is None else (allowed.shape[1], allowed.shape[2])
+    return Rows(
+        logits, logits.stride(0), logits.stride(1), logits.shape[-1], node, tokens, tokens.shape[1],
+        controls.temperature, controls.bias, controls.penalties, controls.seen, controls.made, allowed, nodes, words,
+    )  # fmt: skip
+
+
+def _law(summary: Summary) -> Law:
+    return Law(*summary, summary.peak.stride(0))
+
+
+def _on(device: torch.device) -> Any:
+    """Triton launches on the current device; on the CPU (its interpreter) there is none to choose."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

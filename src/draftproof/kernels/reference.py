@@ -1,0 +1,81 @@
+"""The kernels' meaning, by the laws: what `verify` and `sample` compute, written with controls, verifiers and `sample`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftproof import controls as apply
+from draftproof.draft import Draft, Tree
+from draftproof.kernels.types import Controls, Emitted, Names, Rule, unpack
+from draftproof.law import sample as draw
+from draftproof.noise import Lane, uniforms
+from draftproof.verify import VERIFIERS
+
+
+def law(logits: Tensor, controls: Controls, tokens: Tensor, node: int = 0) -> Tensor:
+    """The laws [B, N, V] of rows [B, N, V] whose first is node `node` of a chain with drafted tokens [B, K]."""
+    batch, nodes, size = logits.shape
+    dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
+    scores = logits.to(dtype).flatten(0, 1)
+
+    def rows(column: Tensor) -> Tensor:  # [B, ...] -> [B * N, ...]
+        return column.repeat_interleave(nodes, dim=0)
+
+    if controls.bias is not None:
+        scores = apply.add_bias(scores, rows(controls.bias))
+    if controls.penalties is not None and controls.seen is not None and controls.made is not None:
+        repetition, presence, frequency = (rows(column[:, None]).to(dtype) for column in controls.penalties.unbind(1))
+        path = _path_counts(tokens, node, nodes, size).flatten(0, 1)
+        scores = apply.penalise_repetition(scores, rows(controls.seen) + path, repetition)
+        made = rows(controls.made) + path
+        scores = scores - presence * (made > 0).to(dtype) - frequency * made.to(dtype)
+    if controls.allowed is not None:
+        keep = unpack(controls.allowed[:, node : node + nodes], size).flatten(0, 1)
+        scores = apply.cut(scores, ~keep)
+    scores = apply.temperature(scores, rows(controls.temperature[:, None]).to(dtype))
+    if controls.truncates:
+        k = rows(controls.top_k[:, None].to(torch.int64))
+        scores = apply.top_k(scores, torch.where((k > 0) & (k < size), k, size))
+        share, least = (rows(column[:, None]).to(dtype) for column in (controls.top_p, controls.min_p))
+        scores = torch.where(share < 1, apply.top_p(scores, share), scores)
+        scores = apply.min_p(scores, least)
+    return torch.as_tensor(apply.softmax(scores)).unflatten(0, (batch, nodes))
+
+
+def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
+    """[B, N, V]: how often each token occurs among the drafts on the way to each node."""
+    hits = torch.nn.functional.one_hot(tokens.clamp(0, size - 1), size) * (tokens >= 0)[..., None]
+    start = torch.zeros_like(hits[:, :1]) if hits.shape[1] else hits.new_zeros(len(tokens), 1, size)
+    return torch.cat([start, hits.cumsum(1)], dim=1)[:, node : node + nodes].to(torch.int32)
+
+
+def verify(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, rule: Tensor, names: Names
+) -> Emitted:
+    """Where each sequence's draft stops and what follows it, for sound input: raises where `verify` would flag."""
+    nodes = target.shape[1]
+    p = law(target, controls, tokens)
+    q = torch.zeros_like(p)
+    if draft is not None:
+        q[:, :-1] = law(draft, controls, tokens) * (tokens >= 0)[..., None]
+    first = torch.zeros_like(tokens[:, :1]) if nodes > 1 else tokens.new_zeros(len(tokens), 1)
+    chain = Draft(Tree.chain(nodes - 1), torch.cat([first, tokens], dim=1), q, p)
+    u = [uniforms(*names, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
+    stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+    for member in Rule:
+        verifier = VERIFIERS[member.name.lower()]
+        found = draw(verifier.stop(chain), u[0])
+        stop = torch.where(rule == member, found, stop)
+        token = torch.where(rule == member, draw(verifier.next(chain, found), u[1]), token)
+    return assemble(p, tokens, stop, token)
+
+
+def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor) -> Emitted:
+    """The outcome from the stopping node and the token after it."""
+    padded = torch.nn.functional.pad(tokens, (0, 1), value=-1)
+    place = torch.arange(p.shape[1], device=p.device)
+    out = torch.where(place < stop[:, None], padded, torch.where(place == stop[:, None], token[:, None], -1))
+    chance = p.gather(-1, out.clamp_min(0)[..., None])[..., 0]
+    logprob = torch.where(out >= 0, chance.log(), 0).to(torch.float32)
+    return Emitted(out, stop.to(torch.int32), logprob, torch.zeros_like(stop, dtype=torch.int32))

@@ -1,0 +1,176 @@
+"""What the fused kernels take and give: controls as one tensor each, named noise, a row's law in four numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftproof.errors import DraftproofError
+from draftproof.sampling import Context, Sampling
+
+
+class Rule(IntEnum):
+    """The verification rule of a sequence; temperature 0 makes any of them greedy."""
+
+    TOKEN = 0
+    BLOCK = 1
+    ONEHOT = 2
+
+
+class Fault(IntFlag):
+    """What was wrong with a sequence's input. The outcome is defined all the same (see `verify`)."""
+
+    TARGET = 1  # a target row holds NaN or +inf, or no token is allowed: nothing accepted, token 0 emitted
+    TOKEN = 2  # a drafted id is outside the vocabulary: the draft ends before it
+    DRAFT = 4  # a draft row holds NaN or +inf, or no token is allowed: the draft ends before it
+    IMPOSSIBLE = 8  # a drafted token has q = 0: refused, as the laws refuse it
+
+
+class Names(NamedTuple):
+    """Names of each sequence's uniforms, as in draftproof.noise: its numbers are a function of them."""
+
+    seed: Tensor  # [B] int64
+    request: Tensor  # [B] int64, below 2**32
+    step: Tensor  # [B] int64, below 2**32
+
+
+class Summary(NamedTuple):
+    """The laws of rows of logits, each in four numbers: p(v) = exp((score_v - peak) / temperature) / norm if v is kept.
+
+    A token is kept when its score (the logit after bias, penalties and masks) is above `cutoff`, or equal to it and the
+    token's id is at least `first`. In a greedy row the one token kept is `first`.
+    """
+
+    peak: Tensor  # [B, N] float32
+    norm: Tensor  # [B, N] float64
+    cutoff: Tensor  # [B, N] float32
+    first: Tensor  # [B, N] int32
+
+    @staticmethod
+    def empty(batch: int, nodes: int, device: torch.device) -> Summary:
+        """Room for the summaries of [batch, nodes] rows."""
+        kinds = (torch.float32, torch.float64, torch.float32, torch.int32)
+        return Summary(*(torch.empty(batch, nodes, dtype=kind, device=device) for kind in kinds))
+
+
+class Emitted(NamedTuple):
+    """The outcome of one step."""
+
+    tokens: Tensor  # [B, N] int64: the accepted drafts, the token after them, then -1
+    accepted: Tensor  # [B] int32: how many drafts were accepted
+    logprob: Tensor  # [B, N] float32: log of the target's law at each emitted token, 0 beside -1
+    fault: Tensor  # [B] int32: Fault flags
+
+
+class Controls(NamedTuple):
+    """Sampling controls of a batch. `truncates` and `greedy` are known to the host, so that kernels leave out the rest."""
+
+    temperature: Tensor  # [B] float32, 0 = greedy
+    top_k: Tensor  # [B] int32, 0 = off
+    top_p: Tensor  # [B] float64
+    min_p: Tensor  # [B] float64
+    truncates: bool = False  # whether any row uses top_k, top_p or min_p
+    greedy: bool = False  # whether any row has temperature 0
+    bias: Tensor | None = None  # [B, V] float32
+    penalties: Tensor | None = None  # [B, 3] float32: repetition, presence, frequency
+    seen: Tensor | None = None  # [B, V] int32: counts in prompt and output; needed with penalties
+    made: Tensor | None = None  # [B, V] int32: counts in the output; needed with penalties
+    allowed: Tensor | None = None  # [B, N, ceil(V / 32)] int32: bit v % 32 of word v // 32 allows token v
+
+    @staticmethod
+    def of(
+        samplings: Sequence[Sampling],
+        nodes: int,
+        vocabulary: int,
+        device: str | torch.device = "cpu",
+        contexts: Sequence[Context] | None = None,
+    ) -> Controls:
+        """The controls of B sequences with `nodes` target rows each; contexts[b] is the committed text of sequence b."""
+        for sampling in samplings:
+            if unfused := unsupported(sampling):
+                raise DraftproofError(f"{unfused} has no fused kernel: use draftproof.sampling.law for this sequence")
+        if any(s.reads_history for s in samplings) and contexts is None:
+            raise DraftproofError("these controls look at the text so far: pass `contexts`, one for each sequence")
+
+        def column(name: str, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([getattr(s, name) for s in samplings], dtype=dtype, device=device)
+
+        bias = penalties = seen = made = allowed = None
+        if any(s.logit_bias for s in samplings):
+            bias = torch.zeros(len(samplings), vocabulary, device=device)
+            for b, sampling in enumerate(samplings):
+                for token, value in sampling.logit_bias.items():
+                    bias[b, token] = value
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        if any(s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty for s in samplings):
+            penalties = torch.stack([column(name, torch.float32) for name in names], dim=1)
+            seen, made = counts(contexts or [], vocabulary, device)
+        if any(s.allowed is not None or len(s.banned) for s in samplings):
+            rows = torch.stack([_mask(s, vocabulary) for s in samplings])
+            allowed = pack(rows[:, None].expand(-1, nodes, -1)).to(device)
+        return Controls(
+            column("temperature", torch.float32),
+            column("top_k", torch.int32),
+            column("top_p", torch.float64),
+            column("min_p", torch.float64),
+            any(s.top_k or s.top_p != 1 or s.min_p for s in samplings),
+            any(s.temperature == 0 for s in samplings),
+            bias,
+            penalties,
+            seen,
+            made,
+            allowed,
+        )
+
+
+def unsupported(sampling: Sampling) -> str:
+    """The first control of a Sampling that the kernels do not compute, or the empty string."""
+    schedules = ("temperature", "top_k", "top_p", "min_p")
+    for name, off in (("typical_p", 1), ("epsilon_cutoff", 0), ("eta_cutoff", 0), ("min_new_tokens", 0)):
+        if getattr(sampling, name) != off:
+            return name
+    for name in schedules:
+        if callable(getattr(sampling, name)):
+            return f"a schedule for {name}"
+    return "processors" if len(sampling.processors) else ""
+
+
+def counts(contexts: Sequence[Context], vocabulary: int, device: str | torch.device) -> tuple[Tensor, Tensor]:
+    """How often each token occurs in prompt and output, and in the output alone: two [B, V] int32."""
+    tables = []
+    for texts in ([c.prompt + c.output for c in contexts], [c.output for c in contexts]):
+        rows = [np.bincount(np.array(text, dtype=np.int64), minlength=vocabulary) for text in texts]
+        tables.append(torch.from_numpy(np.stack(rows).astype(np.int32)).to(device))
+    return tables[0], tables[1]
+
+
+def pack(allowed: Tensor) -> Tensor:
+    """A boolean mask [..., V] as words of 32 bits, int32 [..., ceil(V / 32)].
+
+    >>> pack(torch.tensor([True, False, True, True])).tolist()
+    [13]
+    """
+    size = allowed.shape[-1]
+    padded = torch.nn.functional.pad(allowed, (0, -size % 32)).unflatten(-1, (-1, 32)).to(torch.int64)
+    words = (padded << torch.arange(32, device=allowed.device)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def unpack(words: Tensor, vocabulary: int) -> Tensor:
+    """The boolean mask [..., V] that `pack` made into words."""
+    bits = (words[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    return bits.flatten(-2)[..., :vocabulary] != 0
+
+
+def _mask(sampling: Sampling, vocabulary: int) -> Tensor:
+    mask = torch.ones(vocabulary, dtype=torch.bool)
+    if sampling.allowed is not None:
+        mask[:] = False
+        mask[list(sampling.allowed)] = True
+    mask[list(sampling.banned)] = False
+    return mask
