@@ -31,7 +31,7 @@ def stop(draft: Draft) -> Array:
     xp = array_namespace(draft.tokens)
     w = weights(draft)
     excess = xp.sum(positive(w[..., None] * draft.p - draft.q), axis=-1)  # [B, N] Z_i
-    h = divide(excess, excess + 1 - w, otherwise=1)
+    h = divide(excess, excess + (1 - w), otherwise=1)  # 1 - w first: a small excess would drown in excess + 1
     reach, laws = w[:, 0], []
     for i in reversed(range(1, h.shape[1])):
         laws.append(reach * h[:, i])

@@ -63,7 +63,7 @@ def stop(draft: Draft) -> Array:
     size = draft.tree.size
     merged, p, a, share, w = picks(draft)
     excess = xp.stack([xp.sum(positive(w[:, n, None] * p[:, n] - a[:, n]), axis=-1) for n in range(size)], axis=1)
-    h = divide(excess, excess + 1 - w, otherwise=1)
+    h = divide(excess, excess + (1 - w), otherwise=1)
     fails = share * 0 + 1  # probability that the scan takes nothing below a node that the picked path passes
     for node in reversed(range(1, size)):
         taken = share[:, node] * (1 - (1 - h[:, node]) * fails[:, node])

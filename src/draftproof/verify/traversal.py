@@ -41,7 +41,7 @@ def visit(draft: Draft) -> tuple[Array, Array]:
         for child, kept in zip(children, held, strict=True):
             weight[child] = kept
         left = xp.sum(positive(w[:, None] * p - taken), axis=-1)
-        chance.append(divide(left, left + 1 - w, otherwise=1))
+        chance.append(divide(left, left + (1 - w), otherwise=1))
     return xp.stack(weight, axis=1), xp.stack(chance, axis=1)
 
 

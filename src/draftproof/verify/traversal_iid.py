@@ -54,7 +54,7 @@ def visit(draft: Draft) -> Visit:
 def stop(draft: Draft) -> Array:
     """[B, N]: from the leaves up, each node with its chance; a node that repeats an earlier path has none."""
     seen = visit(draft)
-    return upward(divide(seen.left, seen.left + 1 - seen.weight, otherwise=1), contexts(draft).home)
+    return upward(divide(seen.left, seen.left + (1 - seen.weight), otherwise=1), contexts(draft).home)
 
 
 def next(draft: Draft, node: Array) -> Array:
