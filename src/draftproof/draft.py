@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
@@ -131,18 +131,26 @@ class Draft(NamedTuple):
     tokens: Array  # [B, N] node 0 holds the last committed token
     q: Array  # [B, N, V] law that the children of each node were drawn from
     p: Array  # [B, N, V] target's law after each node
+    own: Array | None = None  # [B, N, V] law that each node itself was drawn from, where siblings have different ones
 
-    def guesses(self, node: Array) -> list[Array]:
-        """The tokens [B] guessed after node [B], one entry a sibling in draw order; -1 where there are fewer."""
+    def children(self, node: Array) -> list[Array]:
+        """The children [B] of node [B], one entry a sibling in draw order; -1 where there are fewer."""
         xp = array_namespace(self.tokens)
         children = [self.tree.children(n) for n in range(self.tree.size)]
-        width = max(map(len, children))
         found = []
-        for k in range(width):
+        for k in range(max(map(len, children))):
             child = node * 0 - 1
             for n, below in enumerate(children):
                 if k < len(below):
                     child = xp.where(node == n, node * 0 + below[k], child)
+            found.append(child)
+        return found
+
+    def guesses(self, node: Array) -> list[Array]:
+        """The tokens [B] guessed after node [B], one entry a sibling in draw order; -1 where there are fewer."""
+        xp = array_namespace(self.tokens)
+        found = []
+        for child in self.children(node):
             token = row(self.tokens, xp.where(child < 0, child * 0, child))
             found.append(xp.where(child < 0, child, token))
         return found
@@ -172,6 +180,7 @@ class Verifier(NamedTuple):
     dominates: frozenset[str] = frozenset()  # verifiers whose expected accepted length it never falls below
     select: Callable[[Draft, Array], Selection] | None = None  # (draft, u [B, uniforms(tree)]) -> Selection
     uniforms: Callable[[Tree], int] = lambda tree: 0  # how many numbers `select` needs
+    cells: Callable[[Draft], list[tuple[Array, Any]]] | None = None  # (u, weight) that integrate `select` for one draft
 
     def accepts(self, tree: Tree) -> bool:
         """Whether the algorithm is defined on this shape of draft."""

@@ -42,9 +42,24 @@ def drafts(target: Model, drafter: Model, tree: Tree, draw: Draw, context: Conte
     return Draft(tree, np.array([t for t, _ in outcomes]), q, p), np.array([c for _, c in outcomes])
 
 
+def reduced(verifier: Verifier, draft: Draft, chance: Any) -> tuple[Draft, Any]:
+    """The drafts that `stop` and `next` see: each path a selector may choose, with its probability; else unchanged."""
+    if verifier.select is None or verifier.cells is None:
+        return draft, chance
+    chains, weights = [], []
+    for b in range(len(chance)):
+        one = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
+        for u, weight in verifier.cells(one):
+            chains.append(verifier.select(one, u[None]).chain)
+            weights.append(chance[b] * weight)
+    tokens, q, p = (np.concatenate(arrays) for arrays in zip(*(chain[1:4] for chain in chains), strict=True))
+    return Draft(chains[0].tree, tokens, q, p), np.array(weights)
+
+
 def step_law(verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context = ()) -> Law:
     """Law of the tokens that one speculative step emits: an accepted path and the token after it."""
-    draft, chance = drafts(target, drafter, tree, draw, context)
+    draft, chance = reduced(verifier, *drafts(target, drafter, tree, draw, context))
+    tree = draft.tree
     emitted: Law = defaultdict(int)
     stop = verifier.stop(draft)
     for node in range(tree.size):
@@ -91,8 +106,8 @@ def expected_accepted(
     verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context = ()
 ) -> Any:
     """Expected number of accepted draft tokens in one step."""
-    draft, chance = drafts(target, drafter, tree, draw, context)
-    return (chance[:, None] * verifier.stop(draft) * np.array(tree.depth)).sum()
+    draft, chance = reduced(verifier, *drafts(target, drafter, tree, draw, context))
+    return (chance[:, None] * verifier.stop(draft) * np.array(draft.tree.depth)).sum()
 
 
 def _target_row(target: Model, tree: Tree, tokens: Context, node: int, context: Context) -> Any:

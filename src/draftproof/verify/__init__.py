@@ -10,6 +10,7 @@ import difflib
 import pkgutil
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from typing import Any
 
 from draftproof.draft import Draft, Selection, Tree, Verifier
 from draftproof.errors import DraftproofError
@@ -30,10 +31,11 @@ def register(
     dominates: Iterable[str] = (),
     select: Callable[[Draft, Array], Selection] | None = None,
     uniforms: Callable[[Tree], int] = lambda tree: 0,
+    cells: Callable[[Draft], list[tuple[Array, Any]]] | None = None,
 ) -> Verifier:
     """Enter an algorithm under its name and return it."""
     verifier = Verifier(
-        name, summary, paper, frozenset(draws), trees, stop, next, frozenset(dominates), select, uniforms
+        name, summary, paper, frozenset(draws), trees, stop, next, frozenset(dominates), select, uniforms, cells
     )
     VERIFIERS[name] = verifier
     return verifier
