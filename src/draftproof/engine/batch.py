@@ -40,7 +40,8 @@ class Batch:
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """One target call: what each request said in it."""
         rows = [self._row(requests) for requests in self.rows]
-        outcome = step(rows, self.target, self.drafter, self.verifier, self._tree(), self.draw)
+        tree = self.tree.cut(max(row.depth for row in rows)) if self.drafter else Tree.chain(0)
+        outcome = step(rows, self.target, self.drafter, self.verifier, tree, self.draw)
         if outcome.failure is not None:
             self.drafter = None
         said, rest = [], []
@@ -64,16 +65,15 @@ class Batch:
     def _row(self, requests: list[Request]) -> Row:
         one = requests[0]
         members = tuple(request.member for request in requests)
-        return Row(one.prompt, tuple(one.tokens), one.sampling, one.draft_sampling, members, len(one.trace.steps))
-
-    def _tree(self) -> Tree:
-        """The draft's shape, without what all texts would throw away and without what some context has no room for."""
-        if self.drafter is None:
-            return Tree.chain(0)
-        everyone = [request for requests in self.rows for request in requests]
-        depth = max(request.wanted for request in everyone)
-        room = min((request.room for request in everyone if request.room is not None), default=depth)
-        return self.tree.cut(min(depth, room) - 1)
+        return Row(
+            one.prompt,
+            tuple(one.tokens),
+            one.sampling,
+            one.draft_sampling,
+            members,
+            len(one.trace.steps),
+            max(r.depth for r in requests),
+        )
 
     def _retire(self, row: int) -> None:
         last = len(self.rows) - 1

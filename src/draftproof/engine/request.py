@@ -54,14 +54,12 @@ class Request:
         return Output("".join(self._shown), self.tokens, self.finish, self.member.seed, self.trace)
 
     @property
-    def wanted(self) -> int:
-        """Tokens still to come."""
-        return self.max_new_tokens - len(self.tokens)
-
-    @property
-    def room(self) -> int | None:
-        """Tokens that still fit the context window."""
-        return None if self.context is None else self.context - len(self.prompt) - len(self.tokens)
+    def depth(self) -> int:
+        """How many guesses could be of use: one less than the tokens wanted, or than the context has room for."""
+        left = self.max_new_tokens
+        if self.context is not None:
+            left = min(left, self.context - len(self.prompt))
+        return left - len(self.tokens) - 1
 
     def absorb(self, made: Step) -> list[Piece]:
         """Take a step's tokens one by one until something ends the text; the words that are now certain."""
@@ -88,9 +86,9 @@ class Request:
         yield from pieces
         if stopped:
             self.finish = "stop"
-        elif self.wanted == 0:
+        elif len(self.tokens) == self.max_new_tokens:
             self.finish = "length"
-        elif self.room == 0:
+        elif self.depth < 0:
             self.finish = "context"
 
     def _last_words(self) -> list[Piece]:

@@ -40,6 +40,7 @@ class Row(NamedTuple):
     draft_sampling: Sampling
     members: tuple[Member, ...]
     step: int
+    depth: int  # how far guesses may go: what lies beyond the wanted length or the context would be thrown away
 
     @property
     def last(self) -> int:
@@ -159,14 +160,28 @@ def laws(
     logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarray, nodes: range, samplings: Sequence[Sampling]
 ) -> Array:
     """[B, len(nodes), V]: each node's logits made a law with the node's own path as history."""
+    xp = array_namespace(logits)
+    alike: dict[int, list[int]] = {}  # rows that are sampled the same way go through in one call
+    for b, sampling in enumerate(samplings):
+        alike.setdefault(id(sampling), []).append(b)
     made = []
-    for b, (row, sampling) in enumerate(zip(rows, samplings, strict=True)):
+    for group in alike.values():
+        sampling = samplings[group[0]]
         contexts = None
         if sampling.reads_history:
-            paths = [tuple(int(tokens[b, n]) for n in tree.path(node)) for node in nodes]
-            contexts = [Context(row.prompt, row.output + tuple(t for t in path if t >= 0)) for path in paths]
-        made.append(law(logits[b], sampling, contexts))
-    return array_namespace(logits).stack(made, axis=0)
+            contexts = [_history(rows[b], tokens[b], tree.path(node)) for b in group for node in nodes]
+        scores = logits if len(alike) == 1 else logits[group]
+        flat = xp.reshape(scores, (-1, scores.shape[-1]))
+        made.append(xp.reshape(law(flat, sampling, contexts), scores.shape))
+    if len(made) == 1:
+        return made[0]
+    place = np.argsort([b for group in alike.values() for b in group])
+    return xp.concat(made, axis=0)[place.tolist()]
+
+
+def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
+    """What a node looks back on; a guess that was not drawn is no token (and its row is never used)."""
+    return Context(row.prompt, row.output + tuple(int(tokens[n]) for n in path if tokens[n] >= 0))
 
 
 def noise(names: Sequence[tuple[Member, int]], lane: Lane, count: int) -> np.ndarray:
@@ -177,7 +192,7 @@ def noise(names: Sequence[tuple[Member, int]], lane: Lane, count: int) -> np.nda
 
 
 def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.ndarray, level: range) -> Array:
-    """Laws of the drafter after each node of a level, checked; zero below a guess that was not drawn."""
+    """Laws of the drafter after each node of a level, checked; zero where nothing is to be drawn."""
     said = drafter.extend(tree, tokens, level)
     q = said
     if drafter.speaks == "logits":
@@ -187,8 +202,9 @@ def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.nd
     sound = (abs(total - 1) < 1e-3) | (total == 0)
     if not bool(xp.all(sound)) or not bool(xp.all(q >= 0)):
         raise DraftproofError("the drafter's law does not sum to one")
-    drawn = np.array([[all(tokens[b, n] >= 0 for n in tree.path(k)) for k in level] for b in range(len(rows))])
-    return xp.where(_beside(drawn[..., None], q), q, q * 0)
+    drawn = np.stack([(tokens[:, list(tree.path(node))] >= 0).all(axis=1) for node in level], axis=1)
+    deeper = np.array([[tree.depth[node] < row.depth for node in level] for row in rows])
+    return xp.where(_beside((drawn & deeper)[..., None], q), q, q * 0)
 
 
 def _branch(

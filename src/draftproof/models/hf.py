@@ -118,8 +118,9 @@ class HFSession:
             start = lead - len(late)
             ids[b, start:lead] = late
             positions[b, start:lead] = slots[b, start:lead] = np.arange(self.length[b], base[b])
-            ids[b, lead:] = np.maximum(tokens[b, nodes.start : nodes.stop], 0)  # -1: not drawn, never looked at
-            positions[b, lead:] = base[b] + depth[nodes.start : nodes.stop]
+            drawn = tokens[b, nodes.start : nodes.stop] >= 0  # the others are never looked at, but must be valid input
+            ids[b, lead:] = np.where(drawn, tokens[b, nodes.start : nodes.stop], 0)
+            positions[b, lead:] = base[b] + np.where(drawn, depth[nodes.start : nodes.stop], 0)
             slots[b, start:] += 1  # slot 0 is for padding
             slots[b, lead:] = base[b] + 1 + np.arange(nodes.start, nodes.stop)
         visible = np.arange(slots.max() + 1) <= np.where(slots > 0, slots, 0)[:, :, None]  # [B, T, S]

@@ -1,0 +1,398 @@
+"""The engine end to end: its law, its noise, its ends, and what happens when the drafter fails."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from tests import gof, tiny
+
+import draftproof as dp
+from draftproof import verify
+from draftproof.engine import step as stepping
+from draftproof.engine.batch import Batch
+from draftproof.engine.generate import choose_draw
+from draftproof.engine.request import Request
+from draftproof.engine.step import Member
+from draftproof.engine.trace import Trace
+from draftproof.models.table import TableModel, TableSession
+from draftproof.theory.enumerate import target_law
+
+PROMPT = (0,)
+SAMPLES = 12_000
+
+
+def table(seed: int, size: int = 5, floor: float = 0.1) -> TableModel:
+    """A float model of the whole context; no law has an entry below the floor, so a chi-square needs few samples."""
+
+    @cache
+    def rows(context):
+        law = np.random.default_rng([seed, *(token + 1 for token in context)]).dirichlet(np.full(size, 0.6))
+        return floor + (1 - size * floor) * law
+
+    return TableModel(rows, name=f"table{seed}")
+
+
+def samples(target, draft, verifier, tree, *, length=3, sampling=None, draft_sampling=None, count=SAMPLES):
+    """Outcomes of that many requests in one batch, each in a row of its own."""
+    sampling = sampling or dp.Sampling()
+    batch = Batch(target, draft, verifier, tree, choose_draw(verifier, tree, None), count, capacity=0)
+    requests = [
+        Request(target, PROMPT, sampling, draft_sampling or sampling, length, (), Member(seed=3, request=r), Trace())
+        for r in range(count)
+    ]
+    for request in requests:
+        batch.add([request])
+    while not batch.is_finished:
+        batch.step()
+    return Counter(tuple(request.tokens) for request in requests), requests
+
+
+def shape(verifier: dp.Verifier) -> dp.Tree:
+    """A small draft of a kind the verifier takes."""
+    shapes = (dp.Tree.of(2, 1), dp.Tree.paths(2, 2), dp.Tree.star(2), dp.Tree.chain(2))
+    return next(tree for tree in shapes if verifier.accepts(tree))
+
+
+@pytest.mark.parametrize("name", sorted(verify.VERIFIERS))
+def test_the_joint_law_of_three_tokens_is_the_targets(name):
+    verifier = verify.get(name)
+    wide = name in ("token", "block", "match", "onehot")  # rules that plan row by row get a table they can finish
+    size, floor, count = (5, 0.1, SAMPLES) if wide else (3, 0.2, 2500)
+    target = table(1, size, floor)
+    counts, requests = samples(target, table(2, size, floor), verifier, shape(verifier), count=count)
+    gof.check(counts, target_law(target.rows, 3, PROMPT))
+    assert sum(request.trace.accepted for request in requests) > count / 4  # it did speculate
+
+
+def test_controls_that_look_back_stay_exact_along_a_draft():
+    """Penalties, a schedule, bias and a processor: the law of each token depends on the drafted ones before it."""
+
+    def no_double(ids, scores):
+        scores = scores.copy()
+        scores[0, ids[0, -1]] -= 1.0
+        return scores
+
+    sampling = dp.Sampling(
+        temperature=dp.Anneal(0.8, 1.6, over=2),
+        repetition_penalty=1.3,
+        frequency_penalty=0.4,
+        logit_bias={1: 0.3},
+        processors=[no_double],
+    )
+    target = table(4, size=3, floor=0.2)
+
+    def rows(context):
+        history = dp.sampling.Context(context[:1], context[1:])
+        logits = np.log(target.rows(context))[None]
+        return dp.sampling.law(logits, sampling, [history])[0]
+
+    counts, _ = samples(target, table(5, size=3), verify.get("block"), dp.Tree.chain(2), sampling=sampling)
+    gof.check(counts, target_law(rows, 3, PROMPT))
+
+
+def test_the_drafts_own_sampling_leaves_the_text_alone():
+    """A draft that is hotter and cut to two tokens guesses otherwise; the text follows the target all the same."""
+    target = table(6)
+    guess = dp.Sampling(temperature=1.3, top_k=2)
+    counts, _ = samples(target, table(7), verify.get("token"), dp.Tree.chain(3), draft_sampling=guess)
+    gof.check(counts, target_law(target.rows, 3, PROMPT))
+
+
+def test_expected_acceptance_is_the_mean_of_the_accepted():
+    _, requests = samples(table(1), table(2), verify.get("block"), dp.Tree.chain(2), length=3, count=4000)
+    first = [request.trace.steps[0] for request in requests]
+    expected, accepted = np.mean([s.expected for s in first]), np.array([s.accepted for s in first])
+    assert abs(expected - accepted.mean()) < 5 * accepted.std() / len(first) ** 0.5
+    assert all(0 <= s.expected <= 2 and len(s.reached) == s.depth == 2 for s in first)
+
+
+def test_no_uniform_is_used_twice(monkeypatch):
+    seen: Counter[tuple[int, ...]] = Counter()
+    draw = stepping.uniforms
+
+    def record(seed, request, step, lane, count):
+        for name in zip(seed.tolist(), request.tolist(), step.tolist(), strict=True):
+            seen.update((*name, int(lane), index) for index in range(count))
+        return draw(seed, request, step, lane, count)
+
+    monkeypatch.setattr(stepping, "uniforms", record)
+    dp.generate(table(1), [0], n=3, draft=table(2), tree=dp.Tree.chain(3), max_new_tokens=20, seed=1)
+    assert len(seen) > 100
+    assert set(seen.values()) == {1}
+
+
+def test_same_seed_same_text_and_other_seed_other_text():
+    def text(seed, **settings):
+        return dp.generate(
+            tiny.model(), "hello", draft=tiny.model("llama", 1), max_new_tokens=24, seed=seed, **settings
+        )
+
+    assert text(1).tokens == text(1).tokens
+    assert text(1).tokens != text(2).tokens
+    fresh = dp.generate(tiny.model(), "hello", max_new_tokens=24)
+    assert text(1).seed == 1
+    assert fresh.tokens == dp.generate(tiny.model(), "hello", max_new_tokens=24, seed=fresh.seed).tokens
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    """The same request alone and in company of others that start and end at other times."""
+    target, draft, verifier, tree = tiny.model(), tiny.model("llama", 1), verify.get("block"), dp.Tree.chain(3)
+
+    def requests(lengths):
+        return [
+            Request(target, (65 + i,) * (i + 1), dp.Sampling(), dp.Sampling(), length, (), Member(7, i), Trace())
+            for i, length in enumerate(lengths)
+        ]
+
+    def run(chosen):
+        batch = Batch(target, draft, verifier, tree, choose_draw(verifier, tree, None), len(chosen), 60)
+        for request in chosen:
+            batch.add([request])
+        while not batch.is_finished:
+            batch.step()
+        return [request.tokens for request in chosen]
+
+    together = run(requests([20, 5, 33]))
+    apart = [run([request])[0] for request in requests([20, 5, 33])]
+    assert together == apart
+
+
+@pytest.mark.parametrize("draft", [None, "model", "ngram"])
+def test_greedy_text_is_the_same_with_and_without_a_draft(draft):
+    target = tiny.model("qwen3")
+    settings = {"sampling": dp.Sampling(temperature=0), "max_new_tokens": 30, "seed": 0}
+    guesser = tiny.model("qwen3", 1) if draft == "model" else draft
+    out = dp.generate(target, "abcabcabc", draft=guesser, **settings)
+    ids = torch.tensor([target.tokenizer("abcabcabc").input_ids])
+    with torch.no_grad():
+        whole = target.network.generate(ids, do_sample=False, max_new_tokens=30, attention_mask=torch.ones_like(ids))
+    assert out.tokens == whole[0, ids.shape[1] :].tolist()
+
+
+def test_a_perfect_draft_is_always_accepted():
+    out = dp.generate(table(1), [0], draft=table(1), tree=dp.Tree.chain(4), max_new_tokens=25, seed=1)
+    assert out.trace.tokens_per_call == 5
+    assert out.trace.acceptance == [1, 1, 1, 1]
+    assert out.trace.histogram == {4: 5}
+
+
+# How a text ends
+
+
+def chain_model(text: str, model=None) -> TableModel:
+    """A target that says one thing, byte by byte, then ends; with the byte tokenizer of the tests."""
+    ids = tiny.tokenizer()(text).input_ids
+
+    def rows(context):
+        place = len(context) - 1
+        law = np.zeros(tiny.VOCABULARY)
+        law[ids[place] if place < len(ids) else 256] = 1
+        return law
+
+    said = TableModel(rows)
+    said.tokenizer, said.end_tokens = tiny.tokenizer(), (256,)
+    return said
+
+
+def test_the_models_end_token_ends_the_text_and_is_not_shown():
+    target = chain_model("héllo ✓")
+    out = dp.generate(target, [0], draft=chain_model("héllo ✓✓✓"), tree=dp.Tree.chain(4), max_new_tokens=50)
+    assert (out.text, out.finish) == ("héllo ✓", "end")
+    assert out.tokens[-1] == 256
+
+
+def test_min_new_tokens_puts_the_end_off():
+    target = table(1)
+    target.end_tokens = (0, 1)
+    for seed in range(30):
+        sampling = dp.Sampling(min_new_tokens=6)
+        out = dp.generate(target, [2], draft=table(2), sampling=sampling, max_new_tokens=30, seed=seed)
+        assert out.finish == "end"
+        assert len(out.tokens) > 6
+        assert not {0, 1} & set(out.tokens[:6])
+
+
+def test_max_new_tokens_is_kept_to_the_token():
+    for length in (1, 2, 7):
+        out = dp.generate(table(1), [0], draft=table(1), max_new_tokens=length, seed=1)
+        assert (len(out.tokens), out.finish, out.trace.tokens) == (length, "length", length)
+
+
+@pytest.mark.parametrize("stop", ["wor", "o w", ["zzz", "lo wo"], "ld"])
+def test_stop_strings_may_span_tokens(stop):
+    target = chain_model("hello world")
+    pieces = []
+    writing = dp.stream(target, [0], draft=target, tree=dp.Tree.chain(3), stop=stop, max_new_tokens=50)
+    pieces = [piece.text for piece in writing]
+    first = min("hello world".find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in "hello world")
+    assert writing.output.text == "".join(pieces) == "hello world"[:first]
+    assert writing.output.finish == "stop"
+
+
+def test_half_a_stop_string_at_the_end_is_text():
+    out = dp.generate(chain_model("hello"), [0], draft=None, stop="lot", max_new_tokens=50)
+    assert (out.text, out.finish) == ("hello", "end")
+
+
+def test_a_full_context_ends_the_text():
+    target = tiny.model("gpt2")  # learned positions: one too many would crash
+    out = dp.generate(target, [5] * 90, draft=tiny.model("gpt2", 1), max_new_tokens=50, seed=1)
+    assert out.finish in ("context", "end")
+    assert len(out.tokens) <= 96 - 90
+    ends = {dp.generate(target, [5] * 90, draft="ngram", max_new_tokens=50, seed=s).finish for s in range(5)}
+    assert "context" in ends
+
+
+def test_pieces_tell_where_they_come_from():
+    text = "abcabcabcabc"
+    kinds = Counter()
+    for piece in dp.stream(chain_model(text), [0], draft=chain_model("abcabcXbcabc"), tree=dp.Tree.chain(3)):
+        kinds[piece.kind] += len(piece.text)
+    assert kinds["accepted"] + kinds["corrected"] + kinds["plain"] == len(text)
+    assert kinds["corrected"] >= 1
+    assert {p.kind for p in dp.stream(chain_model(text), [0], draft=None)} == {"plain"}
+
+
+def test_an_unfinished_stream_has_no_output_yet():
+    writing = dp.stream(table(1), [0], max_new_tokens=9)
+    next(iter(writing))
+    with pytest.raises(dp.DraftproofError, match="not finished"):
+        _ = writing.output
+
+
+# When the drafter fails
+
+
+class Broken(TableModel):
+    """A drafter that goes wrong in a chosen way once the context ends with a chosen token."""
+
+    def __init__(self, rows, how: str, after: int) -> None:
+        super().__init__(rows)
+        self.how, self.after = how, after
+
+    def session(self, rows, capacity):
+        return BrokenSession(self, rows)
+
+
+class BrokenSession(TableSession):
+    def extend(self, tree, tokens, nodes):
+        logits = super().extend(tree, tokens, nodes)
+        wrong = tokens[:, nodes.start : nodes.stop] == self.model.after
+        if wrong.any() and self.model.how == "raise":
+            raise RuntimeError("out of memory\nwith details")
+        if self.model.how == "law":
+            self.speaks = "law"
+            return np.where(wrong[..., None], 0.7, 1.0) * np.exp(logits)
+        return np.where(wrong[..., None], np.nan if self.model.how == "nan" else np.inf, logits)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("raise", "out of memory"), ("nan", "non-finite"), ("inf", "non-finite"), ("law", "does not sum to one")],
+)
+def test_a_failing_drafter_costs_speed_and_nothing_else(how, reason):
+    target = table(1)
+    out = dp.generate(target, [0], draft=Broken(table(2).rows, how, after=3), max_new_tokens=60, seed=5)
+    assert (len(out.tokens), out.finish, out.trace.tokens) == (60, "length", 60)
+    assert [reason in failure for failure in out.trace.failures] == [True]
+    assert list(out.trace.failures.values()) == [1]
+    assert "\n" not in next(iter(out.trace.failures))
+    assert "went on by plain sampling" in out.trace.summary()
+    assert out.trace.steps[-1].drafted == 0  # plain to the end
+
+
+def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
+    """Dropping the guesses drawn before the failure would bias the text: it depends on them."""
+    target = table(1)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(2500):
+        draft = Broken(table(2).rows, "raise", after=3)
+        out = dp.generate(target, PROMPT, draft=draft, max_new_tokens=2, seed=seed, verify="token")
+        counts[tuple(out.tokens)] += 1
+    gof.check(counts, target_law(target.rows, 2, PROMPT))
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [999]}, "999 is outside the vocabulary"),
+        ({"prompt": [1] * 96}, "prompt has 96 tokens but the context .* holds 96: shorten"),
+        ({"verify": "blok"}, "unknown verifier 'blok': did you mean 'block'"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"seed": -1}, "seed must be"),
+        ({"tree": dp.Tree.star(3)}, "'block' works on chain drafts only"),
+        ({"draw": "fixed"}, "'block' is not exact for 'fixed' draws: use iid"),
+        ({"n": 0}, "n must be at least 1"),
+        ({"draft": "no-such-model"}, "unknown model 'no-such-model'"),
+    ],
+)
+def test_bad_input_is_one_line_with_a_remedy(change, message):
+    settings = {"prompt": "hello", "draft": "ngram", **change}
+    with pytest.raises(dp.DraftproofError, match=message) as error:
+        dp.generate(tiny.model(), **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_vocabularies_must_agree():
+    with pytest.raises(dp.DraftproofError, match=r"5 tokens but target 'tiny-llama' has 258.*--draft ngram"):
+        dp.generate(tiny.model(), "hello", draft=table(1))
+    other = tiny.model()
+    other.tokenizer = dataclasses.make_dataclass("Other", ["get_vocab"])(lambda: {"a": 1})
+    with pytest.raises(dp.DraftproofError, match="number their tokens differently"):
+        dp.generate(tiny.model(), "hello", draft=other)
+
+
+def test_words_need_a_tokenizer():
+    with pytest.raises(dp.DraftproofError, match="no tokenizer: give the prompt as token ids"):
+        dp.generate(table(1), "hello")
+
+
+def test_a_target_with_non_finite_logits_is_an_error_not_a_text():
+    target = TableModel(lambda context: [0.5, float("nan")] if len(context) > 3 else [0.5, 0.5])
+    with pytest.raises(dp.DraftproofError, match="non-finite"):
+        dp.generate(target, [0], draft=None, max_new_tokens=20)
+
+
+# Many samples of one prompt
+
+
+def test_samples_of_one_prompt_follow_the_law_and_are_independent():
+    target, draft = table(1, size=3, floor=0.15), table(2, size=3, floor=0.15)
+    pairs: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    singles: Counter[tuple[int, ...]] = Counter()
+    for seed in range(1250):
+        texts = [
+            tuple(out.tokens) for out in dp.generate(target, PROMPT, n=16, draft=draft, max_new_tokens=2, seed=seed)
+        ]
+        singles.update(texts)
+        pairs.update(zip(texts[::2], texts[1::2], strict=True))
+    law = target_law(target.rows, 2, PROMPT)
+    assert sum(singles.values()) == 20_000
+    gof.check(singles, law)
+    gof.check(pairs, {(a, b): p * q for a, p in law.items() for b, q in law.items()})
+
+
+def test_samples_share_every_context_they_have_in_common():
+    asked: Counter[tuple[int, ...]] = Counter()
+    model = table(1, size=3)
+
+    def rows(context):
+        asked[context] += 1
+        return model.rows(context)
+
+    counted = TableModel(rows)
+    asked.clear()
+    outs = dp.generate(counted, PROMPT, n=64, draft=None, max_new_tokens=4, seed=1)
+    contexts = {PROMPT + tuple(out.tokens[:i]) for out in outs for i in range(4)}
+    assert set(asked) == contexts
+    assert set(asked.values()) == {1}
