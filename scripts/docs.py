@@ -1,0 +1,225 @@
+"""Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
+
+Derived are docs/algorithms.md (from the registries), the tree of files in the README (from the modules' docstrings),
+the map in docs/index.md (from the pages' first lines), and the figure. `--capture` runs the README's command again and
+records what it printed; no check does that, because it needs the model and its timings are never the same twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from draftproof.couple import COUPLINGS
+from draftproof.draws import DRAWS
+from draftproof.lossy import LOSSY
+from draftproof.verify import VERIFIERS
+from scripts import figure
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH = 120
+FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
+READING_ORDER = ("how-it-works.md", "exactness.md", "sampling.md", "architecture.md", "algorithms.md")
+SHAPES = {
+    "chain": "One path",
+    "star": "Several guesses for one token",
+    "paths": "Several separate paths",
+    "any": "Any tree",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m scripts.docs", description="Write the derived parts of the docs.")
+    parser.add_argument("--check", action="store_true", help="write nothing; name what is stale and exit with 1")
+    parser.add_argument("--capture", action="store_true", help="also run the README's command and record its output")
+    parser.add_argument("--root", type=Path, default=ROOT, help="repository to work on")
+    options = parser.parse_args()
+    if options.capture:
+        capture(options.root / "README.md")
+    old = stale(options.root)
+    if options.check:
+        for path in old:
+            print(f"{path.relative_to(options.root)} is stale: run `make docs`", file=sys.stderr)
+        sys.exit(1 if old else 0)
+    write(options.root)
+
+
+def stale(root: Path) -> list[Path]:
+    """The files that are not what they would be if written now."""
+    old = [path for path, text in pages(root) if not path.exists() or path.read_text(encoding="utf-8") != text]
+    picture = root / figure.PATH
+    if not picture.exists() or figure.numbers_in(picture.read_text(encoding="utf-8")) != figure.numbers():
+        old.append(picture)
+    return old
+
+
+def write(root: Path) -> None:
+    """Bring every derived file up to date."""
+    for path, text in pages(root):
+        path.write_text(text, encoding="utf-8")
+    (root / figure.PATH).parent.mkdir(exist_ok=True)
+    (root / figure.PATH).write_text(figure.draw(), encoding="utf-8")
+
+
+def pages(root: Path) -> Iterator[tuple[Path, str]]:
+    """Each derived page and its text."""
+    docs = root / "docs"
+    yield docs / "algorithms.md", algorithms()
+    yield docs / "index.md", filled(docs / "index.md", "pages", contents(docs))
+    yield root / "README.md", filled(root / "README.md", "tree", tree(root))
+
+
+def filled(page: Path, name: str, body: str) -> str:
+    """The page's text with `body` between its markers `<!-- name -->` and `<!-- /name -->`."""
+    head, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+    _, end, tail = rest.partition(f"<!-- /{name} -->\n")
+    if not begin or not end:
+        raise SystemExit(f"{page.name} has lost its markers <!-- {name} --> and <!-- /{name} -->: put them back")
+    return head + begin + body + end + tail
+
+
+# The table of algorithms
+
+
+def algorithms() -> str:
+    """docs/algorithms.md: what the registries hold, and nothing else."""
+    parts = [
+        "# Algorithms\n",
+        "Everything draftproof can decide with. `make docs` writes this page from the registries in the code.\n",
+        "## Verifiers\n",
+        "Exact: the text follows the target's law, whatever the drafter. The name is the value of `--verify`. *Draws* "
+        "are the [ways of drawing](#draws) it is exact for; where it *never accepts less than* another, a test holds "
+        "it to that.\n",
+    ]
+    for shape, title in SHAPES.items():
+        group = [v for v in VERIFIERS.values() if v.trees == shape]
+        if group:
+            rows = (
+                (_source("verify", v.name), _paper(v.paper), _names(v.draws), _names(v.dominates), v.summary)
+                for v in group
+            )
+            parts += [f"### {title}\n", _table(("name", "paper", "draws", "never accepts less than", "rule"), rows)]
+    parts += [
+        "## Draws\n",
+        "How the children of a node are drawn from the draft's law; see [draws.py](../src/draftproof/draws.py).\n",
+        _table(("name", "children are drawn"), ((f"`{d.name}`", d.summary) for d in DRAWS.values())),
+        "## Couplings\n",
+        "Exact, and the text is a function of target and seed alone: drafter and target share their noise, so drafter, "
+        "draft length and tree decide how many target calls a text takes and never a letter of it.\n",
+        _table(
+            ("name", "paper", "rule"),
+            ((_source("couple", c.name), _paper(c.paper), c.summary) for c in COUPLINGS.values()),
+        ),
+        "## Lossy rules\n",
+        "Not exact, and kept apart: they live in a folder of their own, share no function with a verifier, and account "
+        "for the total variation they cost at every token.\n",
+        _table(
+            ("name", "origin", "settings", "rule"),
+            (
+                (
+                    _source("lossy", f.name),
+                    _paper(f.paper),
+                    ", ".join(f"`{setting}={value}`" for setting, value in f.settings.items()),
+                    f.summary.removeprefix("not exact: "),
+                )
+                for f in LOSSY.values()
+            ),
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _source(folder: str, name: str) -> str:
+    return f"[`{name}`](../src/draftproof/{folder}/{name}.py)"
+
+
+def _paper(paper: str) -> str:
+    """Every arXiv number in the text made a link."""
+    return re.sub(r"(?:arXiv )?\b(\d{4}\.\d{4,5})\b", r"[\1](https://arxiv.org/abs/\1)", paper)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+# The map and the tree
+
+
+def contents(docs: Path) -> str:
+    """The pages of the docs in reading order, each with its first sentence."""
+    found = {page.name: page for page in sorted(docs.glob("*.md")) if page.name != "index.md"}
+    found["algorithms.md"] = docs / "algorithms.md"  # also when it is about to be written for the first time
+    order = [name for name in READING_ORDER if name in found] + [name for name in found if name not in READING_ORDER]
+    lines = []
+    for name in order:
+        text = algorithms() if name == "algorithms.md" else found[name].read_text(encoding="utf-8")
+        title, first = re.findall(r"^# (.+)\n+((?:.+\n)+)", text)[0]
+        sentence = re.split(r"(?<=[.:])\s", " ".join(first.split()))[0].rstrip(".:")
+        lines.append(f"- [{title}]({name}): {sentence[0].lower()}{sentence[1:]}.\n")
+    return "".join(lines)
+
+
+def tree(root: Path) -> str:
+    """The files with code in them, folder by folder, each with what its docstring says first."""
+    return "```text\n" + "".join(line + "\n" for folder in FOLDERS for line in _branch(root, folder)) + "```\n"
+
+
+def _branch(root: Path, folder: str) -> Iterator[str]:
+    """A line for the folder and for everything in it, files before folders."""
+    found = [file for file in (root / folder).rglob("*.py") if file.stat().st_size]
+    entries: list[tuple[str, Path]] = []
+    for home in sorted({file.parent for file in found}, key=lambda home: home.parts):
+        depth = len(home.relative_to(root / folder).parts)
+        entries.append(("  " * depth + (home.name if depth else folder) + "/", home / "__init__.py"))
+        files = sorted(file for file in found if file.parent == home and file.name != "__init__.py")
+        entries += [("  " * (depth + 1) + file.name, file) for file in files]
+    column = max((len(name) for name, _ in entries), default=0) + 2
+    for name, file in entries:
+        yield f"{name:<{column}}{_gist(file, WIDTH - column)}".rstrip()
+
+
+def _gist(module: Path, room: int) -> str:
+    """As much of the first line of a module's docstring as fits; papers are left to docs/algorithms.md."""
+    if not module.exists():
+        return ""
+    said = (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").split("\n")[0]
+    said = re.sub(r" \([^()]*\d{4}[^()]*\)", "", said).removesuffix(".")
+    if len(said) <= room:
+        return said
+    for end in (r"(?<!\))[:;] |\. (?=[A-Z])", r", "):  # better a whole clause than half a sentence
+        stops = [stop.start() for stop in re.finditer(end, said[: room + 1]) if stop.start() >= 24]
+        if stops:
+            return said[: stops[-1]]
+    return said[: room - 1].rsplit(" ", 1)[0] + "…"
+
+
+# The README's example run
+
+
+def capture(readme: Path) -> None:
+    """Run the command after `$` between the README's run markers and put what it prints in place of what is there."""
+    text = readme.read_text(encoding="utf-8")
+    command = re.findall(r"<!-- run -->\n```console\n\$ (.+)\n", text)[0]
+    words = shlex.split(command)
+    words[0] = str(Path(sys.executable).with_name(words[0]))
+    ran = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
+    )
+    body = f"```console\n$ {command}\n{ran.stdout.rstrip()}\n{ran.stderr.rstrip()}\n```\n"
+    readme.write_text(filled(readme, "run", body), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The docs are code: blocks run and print what the page says, commands parse, links resolve, nothing is stale."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import io
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import typer
+from scripts import docs, figure
+
+import draftproof
+from draftproof.cli import app
+from draftproof.engine import generate as engine
+from draftproof.sampling import Sampling
+from draftproof.verify import VERIFIERS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+pages = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+
+
+class Block(NamedTuple):
+    info: str  # the words after the fence: "python", "python no-run" (needs the model), "text output", "sh", ...
+    body: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```(.*)\n((?:.*\n)*?)```$", text, flags=re.MULTILINE)
+    return [Block(m[1].strip(), m[2], text[: m.start()].count("\n") + 2) for m in found]
+
+
+# Python
+
+
+@pages
+def test_python_blocks_run_and_print_what_is_shown(page: Path) -> None:
+    """The blocks of a page share one namespace; `text output` after a block is what that block prints."""
+    namespace: dict[str, Any] = {"__name__": "page"}
+    printed = None
+    with mock.patch.dict(VERIFIERS):  # a page may register a verifier of its own
+        for block in blocks(page):
+            if block.info == "python":
+                code = compile("\n" * (block.line - 1) + block.body, str(page), "exec")
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    exec(code, namespace)
+                printed = out.getvalue()
+            elif block.info == "text output":
+                assert printed is not None, f"line {block.line}: output without a block that prints it"
+                assert block.body.splitlines() == [line.rstrip() for line in printed.splitlines()], f"line {block.line}"
+                printed = None
+
+
+@pages
+def test_python_blocks_that_do_not_run_are_sound(page: Path) -> None:
+    """What needs a fetched model is at least Python, its imports exist, and its calls take the settings given."""
+    for block in blocks(page):
+        if block.info == "python no-run":
+            for node in ast.walk(ast.parse(block.body)):
+                if isinstance(node, ast.ImportFrom):
+                    module = importlib.import_module(node.module or "")
+                    assert all(hasattr(module, name.name) for name in node.names)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+                    assert {keyword.arg for keyword in node.keywords} <= CALLS[node.func.id]
+
+
+def keywords(*functions: Callable[..., Any]) -> set[str]:
+    return {name for function in functions for name in inspect.signature(function).parameters}
+
+
+SETTINGS = keywords(*(value for value in vars(engine).values() if inspect.isfunction(value)))  # they pass them on
+CALLS = {"generate": SETTINGS, "stream": SETTINGS, "load": keywords(draftproof.load), "Sampling": keywords(Sampling)}
+
+
+def test_few_blocks_are_left_out() -> None:
+    kinds = [block.info for page in PAGES for block in blocks(page)]
+    assert kinds.count("python no-run") < kinds.count("python") / 4
+    assert {k for k in kinds if k.startswith("python")} == {"python", "python no-run"}
+
+
+# Commands and links
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    for block in blocks(page):
+        if block.info in ("sh", "console"):
+            for line in block.body.splitlines():
+                if block.info == "sh" or line.startswith("$ "):
+                    yield shlex.split(line.removeprefix("$ "), comments=True)
+
+
+@pages
+def test_commands_parse(page: Path) -> None:
+    subcommands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for words in commands(page):
+        match words:
+            case ["draftproof", name, *rest]:
+                subcommands[name].make_context(name, rest)
+            case ["make", *names]:
+                assert set(names) <= set(targets), words
+            case ["python", "-m", module, *_]:
+                assert importlib.util.find_spec(module), words
+
+
+def anchor(heading: str) -> str:
+    """GitHub's name for a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith("https://"):
+            path, _, place = link.partition("#")
+            goal = (page.parent / path).resolve() if path else page
+            assert goal.exists(), link
+            if place:
+                headings = re.findall(r"^#+ (.+)$", goal.read_text(encoding="utf-8"), flags=re.MULTILINE)
+                assert place in map(anchor, headings), link
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    assert all(f"]({page.name})" in index for page in PAGES if page.parent.name == "docs" and page.name != "index.md")
+
+
+def test_sampling_page_has_every_control_with_its_default() -> None:
+    shown = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", (ROOT / "docs/sampling.md").read_text(), flags=re.MULTILINE))
+    default = Sampling()
+    assert shown == {field.name: repr(getattr(default, field.name)) for field in dataclasses.fields(Sampling)}
+
+
+# What is derived
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The repository's text files in a scratch folder, with everything derived up to date."""
+    for folder in (*docs.FOLDERS, "docs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=_all_but_text)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    docs.write(tmp_path)
+    return tmp_path
+
+
+def _all_but_text(folder: str, names: list[str]) -> list[str]:
+    return [n for n in names if (Path(folder) / n).is_file() and Path(n).suffix not in (".py", ".md", ".svg")]
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    # what happens: (the file that is then stale, the edit)
+    "a row is edited by hand": (
+        "docs/algorithms.md",
+        lambda root: edit(root / "docs/algorithms.md", "`block`", "`bloc`"),
+    ),
+    "a docstring changes": ("README.md", lambda root: edit(root / "src/draftproof/law.py", '"""A', '"""The a')),
+    "a file is added": ("README.md", lambda root: (root / "src/draftproof/verify/new.py").write_text('"""New."""\n')),
+    "a page is added": ("docs/index.md", lambda root: (root / "docs/new.md").write_text("# New\n\nA new page.\n")),
+    "the table is lost": ("docs/algorithms.md", lambda root: (root / "docs/algorithms.md").unlink()),
+    "the figure shows other numbers": (figure.PATH, lambda root: edit(root / figure.PATH, '"1/4"', '"1/5"')),
+    "the figure is lost": (figure.PATH, lambda root: (root / figure.PATH).unlink()),
+}
+
+
+def test_what_is_stale_is_found_and_mended(copy: Path) -> None:
+    assert docs.stale(copy) == []
+    for name, (page, change) in EDITS.items():
+        change(copy)
+        assert docs.stale(copy) == [copy / page], name
+        docs.write(copy)
+        assert docs.stale(copy) == [], name
+
+
+def test_check_names_the_file_and_writes_nothing(copy: Path) -> None:
+    page = copy / "docs/algorithms.md"
+    edit(page, "`block`", "`bloc`")
+    before = page.read_text()
+    command = [sys.executable, "-m", "scripts.docs", "--check", "--root", str(copy)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr.strip() == "docs/algorithms.md is stale: run `make docs`"
+    assert page.read_text() == before
+
+
+def test_lost_markers_are_named(copy: Path) -> None:
+    edit(copy / "README.md", "<!-- /tree -->", "")
+    with pytest.raises(SystemExit, match=r"README\.md has lost its markers"):
+        docs.stale(copy)
+
+
+def test_figure_is_the_same_every_time() -> None:
+    assert figure.draw() == figure.draw()
