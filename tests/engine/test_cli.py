@@ -1,0 +1,120 @@
+"""The command line as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests import tiny
+from typer.testing import CliRunner
+
+from draftproof import cli
+from draftproof.verify import VERIFIERS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tiny.save(tmp_path_factory.mktemp("tiny")))
+
+
+def run(*words: str, monkeypatch=None, capsys=None):
+    """The command through its real entry point, in this process."""
+    monkeypatch.setattr(sys, "argv", ["draftproof", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    return end.value.code, said.out, said.err
+
+
+@pytest.fixture
+def draftproof(monkeypatch, capsys):
+    return lambda *words: run(*words, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, folder):
+    code, out, err = draftproof("generate", "abcabc", "--target", folder, "--draft", folder, "-n", "12", "--seed", "1")
+    assert code == 0
+    assert "\x1b" not in out + err  # no colours in a pipe
+    assert "12 tokens in" in err
+    assert "guesses accepted" in err
+    assert "seed 1" in err
+    assert "tokens in" not in out
+
+
+def test_json_carries_text_and_trace(draftproof, folder):
+    code, out, err = draftproof(
+        "generate", "abc", "--target", folder, "--draft", folder, "-n", "9", "--json", "--compare", "--seed", "4"
+    )
+    report = json.loads(out)
+    assert (code, err) == (0, "")
+    assert report["seed"] == 4
+    assert len(report["tokens"]) == report["trace"]["tokens"] == 9
+    assert report["trace"]["drafted"] >= report["trace"]["accepted"] > 0
+    assert report["tokens_per_s"] > 0
+    assert report["plain_tokens_per_s"] > 0
+
+
+def test_compare_times_plain_sampling_in_the_same_run(draftproof, folder):
+    _, _, err = draftproof("generate", "abc", "--target", folder, "-n", "5", "--compare", "--temperature", "0.7")
+    assert "plain sampling in the same run:" in err
+
+
+def test_a_prompt_may_come_from_standard_input(folder):
+    words = ["generate", "-", "--target", folder, "-n", "5", "--seed", "1", "--json"]
+    piped = CliRunner().invoke(cli.app, words, input="abcabc")
+    typed = CliRunner().invoke(cli.app, ["generate", "abcabc", *words[2:]])
+    assert json.loads(piped.stdout)["tokens"] == json.loads(typed.stdout)["tokens"]
+
+
+def test_the_list_names_every_verifier(draftproof):
+    code, out, _ = draftproof("list")
+    assert code == 0
+    assert all(name in out for name in VERIFIERS)
+    code, out, _ = draftproof("list", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert set(VERIFIERS) <= set(rows)
+    assert rows["block"]["paper"] == "arXiv 2403.10444"
+    assert rows["block"]["draws"] == ["iid"]
+    assert rows["block"]["trees"] == "chain"
+    assert rows["block"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "x", "--verify", "blok"], "unknown verifier 'blok': did you mean 'block'?"),
+        (["generate", "x", "--target", "smolm2"], "unknown model 'smolm2': did you mean 'smollm2'?"),
+        (["generate", "x", "--temperature", "-1"], "temperature must be 0 (greedy) or a positive number"),
+        (["generate", "x", "--top-p", "0"], "top_p must be in (0, 1]"),
+        (["generate", "x", "--top-k", "-3"], "top_k must be 0 (off) or a positive integer"),
+        (["generate", "x", "--tree", "bush"], "unknown tree 'bush': use chain:5"),
+        (["generate", "", "--target", "FOLDER"], "the prompt is empty"),
+        (["generate", "x" * 200, "--target", "FOLDER"], "the prompt has 200 tokens but the context"),
+        (["generate", "x", "--target", "FOLDER", "--tree", "star:3"], "'block' works on chain drafts only"),
+        (["generate", "x", "--target", "FOLDER", "-n", "0"], "max_new_tokens must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(draftproof, folder, words, message):
+    code, out, err = draftproof(*[folder if word == "FOLDER" else word for word in words])
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_colours_tell_the_kinds_apart_on_a_terminal(folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    words = ["generate", "abc", "--target", folder, "--draft", folder, "-n", "9"]
+    assert "\x1b[32m" in CliRunner().invoke(cli.app, words).stdout
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in CliRunner().invoke(cli.app, words).stdout
+
+
+def test_it_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "draftproof", "--help"], capture_output=True, text=True, check=True)
+    assert "generate" in done.stdout

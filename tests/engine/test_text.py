@@ -1,0 +1,56 @@
+"""Text as it is made: half characters wait, stop strings are caught wherever they are cut."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import tiny
+
+from draftproof.engine.text import Decoder, Piece, Stopper
+
+
+@given(st.text(max_size=30))
+def test_decoding_token_by_token_gives_the_whole(text):
+    ids = tiny.tokenizer()(text).input_ids
+    decoder = Decoder(tiny.tokenizer())
+    pieces = [decoder.feed(token) for token in ids]
+    assert "".join(pieces) + decoder.rest() == tiny.tokenizer().decode(ids)
+    assert not any("�" in piece for piece in pieces) or "�" in text
+
+
+def test_half_a_character_is_shown_only_at_the_end():
+    ids = tiny.tokenizer()("é").input_ids
+    decoder = Decoder(tiny.tokenizer())
+    assert decoder.feed(ids[0]) == ""
+    assert decoder.rest() == "�"
+
+
+def test_bare_token_ids_are_shown_as_numbers():
+    decoder = Decoder(None)
+    assert "".join(decoder.feed(token) for token in (3, 14, 15)) == "3 14 15"
+
+
+@given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.integers(1, 4))
+def test_the_first_stop_string_ends_the_text_however_it_is_cut(text, stops, size):
+    stopper, shown, stopped = Stopper(stops), "", False
+    for start in range(0, len(text), size):
+        pieces, stopped = stopper.feed(Piece(text[start : start + size], "plain"))
+        shown += "".join(piece.text for piece in pieces)
+        if stopped:
+            break
+        assert not any(stop in shown for stop in stops)
+    if not stopped:
+        shown += "".join(piece.text for piece in stopper.rest())
+    # What a reader sees is the text before the stop string that was completed first.
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if ends:
+        seen = text[: -(-min(ends) // size) * size]
+        assert shown == seen[: min(seen.find(stop) for stop in stops if stop in seen)]
+    else:
+        assert shown == text
+
+
+def test_pieces_keep_their_kind_when_they_are_held_back():
+    stopper = Stopper(["abc"])
+    assert stopper.feed(Piece("xa", "accepted")) == ([Piece("x", "accepted")], False)
+    assert stopper.feed(Piece("bd", "corrected")) == ([Piece("a", "accepted"), Piece("bd", "corrected")], False)
