@@ -64,14 +64,19 @@ def test_sample_frequencies() -> None:
     gof.check(Counter(law.sample(np.stack([row] * samples), u).tolist()), dict(enumerate(row)))
 
 
-def test_sample_a_large_float32_vocabulary() -> None:
+@pytest.mark.parametrize("backend", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_sample_a_large_float32_vocabulary(backend: type) -> None:
     """200,000 equal tokens: a sum in float32 would drift; every u lands in the token that owns it."""
-    size = 200_000
-    row = torch.full((1, size), 1 / size, dtype=torch.float32)
-    u = torch.tensor([0.0, 0.25, 0.5, 0.999999, float(ALMOST_ONE)], dtype=torch.float64)
-    tokens = law.sample(row.expand(5, size), u)
-    assert torch.all(abs(tokens - u * size) <= 1)
-    assert int(tokens[-1]) == size - 1
+    size, u = 200_000, np.array([0.0, 0.25, 0.5, 0.999999, ALMOST_ONE])
+    row = np.full((len(u), size), 1 / size, dtype=np.float32)
+    tokens = np.asarray(law.sample(backend(row), backend(u)))
+    assert np.all(abs(tokens - u * size) <= 1)
+    assert tokens[-1] == size - 1
+
+
+def test_sample_of_the_zero_row_is_a_token() -> None:
+    """Nothing was drawn: whoever masks the outcome may still index with it."""
+    assert law.sample(np.zeros((1, 4)), np.array([0.5])).tolist() == [0]
 
 
 def test_sample_leading_axes() -> None:

@@ -106,6 +106,26 @@ def test_controls_that_cut_a_law(name: str, value: float, kind: str, size: int) 
         assert int(torch.sum(~equal)) <= len(rows) // 20
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "masses", "kept"),
+    [
+        ("top_p", 0.75, [0.25, 0.25, 0.25, 0.25], 3),
+        ("top_p", 0.5, [0.25, 0.125, 0.5, 0.125], 1),
+        ("min_p", 0.5, [0.25, 0.125, 0.5, 0.125], 2),
+        ("typical_p", 0.75, [0.25, 0.125, 0.5, 0.125], 2),
+        ("epsilon_cutoff", 0.25, [0.25, 0.125, 0.5, 0.125], 2),
+        ("epsilon_cutoff", 0.75, [0.25, 0.125, 0.5, 0.125], 1),  # the likeliest always stays
+        ("eta_cutoff", 0.125, [0.25, 0.125, 0.5, 0.125], 4),  # entropy lowers the floor to 0.105
+    ],
+)
+def test_a_cut_exactly_at_a_tokens_mass(name: str, value: float, masses: list[float], kept: int) -> None:
+    """Powers of two, so nothing rounds: whether the token at the cut stays is a matter of < and <=."""
+    rows = torch.tensor([masses]).log()
+    ours = law(rows, Sampling(**{name: value}))
+    assert_same(ours, theirs(rows, [WARPERS[name](value)]))
+    assert int(torch.sum(ours > 0)) == kept
+
+
 def contexts_for(prompt: torch.Tensor, output: torch.Tensor) -> list[Context]:
     return [Context(tuple(a.tolist()), tuple(b.tolist())) for a, b in zip(prompt, output, strict=True)]
 
