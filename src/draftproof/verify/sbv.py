@@ -15,69 +15,83 @@ from array_api_compat import array_namespace
 from draftproof.draft import Draft
 from draftproof.law import Array, at, divide, one_hot, positive, residual, row
 from draftproof.verify import register
-from draftproof.verify._merge import Contexts, contexts
+from draftproof.verify._merge import contexts
 from draftproof.verify._pick import beside, pick, winner
 
 
 class Picks(NamedTuple):
     """The picks at all contexts of a draft."""
 
-    merged: Contexts
-    p: Array  # [B, N, V] target's law
-    a: Array  # [B, N, V] law of the pick among the guesses made there; zero where there are none
+    home: Array  # [B, N] context in which each node was guessed
+    laws: list[Array]  # N of [B, V]: law of the pick among the guesses after a node; q where there is one guess
     share: Array  # [B, N] probability that the node is the pick of its context
-    weight: Array  # [B, N] block verification's w along the path to the node
+    weight: Array  # [B, N] block verification's w along the path to the node; 0 where an earlier node has that path
 
 
 def picks(draft: Draft) -> Picks:
-    """Plans are made only where a context has two guesses or more; a lone guess is its own pick and a = q."""
+    """The pick of every context, and the weights that follow from the picks' laws."""
     xp = array_namespace(draft.tokens)
-    merged = contexts(draft)
-    p = xp.take_along_axis(draft.p, merged.rows[..., None], axis=1)
-    a = xp.take_along_axis(draft.q, merged.rows[..., None], axis=1)
-    share = p[:, :, 0] * 0
-    for b, (homes, tokens) in enumerate(zip(merged.home.tolist(), draft.tokens.tolist(), strict=True)):
-        drawn = [node for node in range(1, draft.tree.size) if tokens[node] >= 0]
-        for home in {homes[node] for node in drawn}:
-            nodes = [node for node in drawn if homes[node] == home]
-            if len(nodes) == 1:
-                share[b, nodes[0]] = 1
-                continue
-            plan = pick(p[b, home], a[b, home], len(nodes))
-            for node, chance in zip(nodes, winner(plan, [tokens[node] for node in nodes]), strict=True):
-                share[b, node] = chance
-            a[b, home] = beside(plan.law, like=a)
+    tree, merged = draft.tree, contexts(draft)
+    share, laws = _shares(draft, merged.home)
     weight = one_hot(merged.first[:, 0], like=share)
-    for node in range(1, draft.tree.size):
-        home, x = merged.home[:, node], draft.tokens[:, node]
-        grown = row(weight, home) * divide(at(row(p, home), x), at(row(a, home), x))
-        grown = xp.where(grown < 1, grown, grown * 0 + 1)
-        grown = xp.where((x >= 0) & (merged.first[:, node] == node), grown, grown * 0)
-        weight = weight + one_hot(x * 0 + node, like=share) * grown[:, None]
-    return Picks(merged, p, a, share, weight)
+    for node in range(1, tree.size):
+        parent, x = tree.parent[node], draft.tokens[:, node]
+        w = row(weight, merged.home[:, node]) * divide(at(draft.p[:, parent], x), at(laws[parent], x))
+        w = xp.where(w < 1, w, w * 0 + 1)
+        w = xp.where((x >= 0) & (merged.first[:, node] == node), w, w * 0)
+        weight = weight + one_hot(x * 0 + node, like=share) * w[:, None]
+    return Picks(merged.home, laws, share, weight)
+
+
+def _shares(draft: Draft, home: Array) -> tuple[Array, list[Array]]:
+    """Shares and laws of the picks. Plans are made only where a context has two guesses; a lone one is its own pick."""
+    xp = array_namespace(draft.tokens)
+    tree = draft.tree
+    share = draft.p[:, :, 0] * 0
+    planned: dict[int, dict[int, Array]] = {}  # node -> draft -> law
+    for b, (homes, tokens) in enumerate(zip(home.tolist(), draft.tokens.tolist(), strict=True)):
+        drawn = [node for node in range(1, tree.size) if tokens[node] >= 0]
+        for context in {homes[node] for node in drawn}:
+            nodes = [node for node in drawn if homes[node] == context]
+            parents = {tree.parent[node] for node in nodes}
+            p, q = draft.p[b, min(parents)], draft.q[b, min(parents)]
+            if len(nodes) == 1:
+                share[b, nodes[0]], law, news = 1, q, {context} - parents
+            else:
+                plan = pick(p, q, len(nodes))
+                for node, chance in zip(nodes, winner(plan, [tokens[node] for node in nodes]), strict=True):
+                    share[b, node] = chance
+                law, news = beside(plan.law, like=q), {context} | parents
+            for node in news:
+                planned.setdefault(node, {})[b] = law
+    laws = [draft.q[:, node] for node in range(tree.size)]
+    for node, rows in planned.items():
+        laws[node] = xp.stack([rows.get(b, laws[node][b]) for b in range(share.shape[0])], axis=0)
+    return share, laws
 
 
 def stop(draft: Draft) -> Array:
     """[B, N]: passed by the picked path, refused below, taken with h as in block verification."""
     xp = array_namespace(draft.tokens)
-    size = draft.tree.size
-    merged, p, a, share, w = picks(draft)
-    excess = xp.stack([xp.sum(positive(w[:, n, None] * p[:, n] - a[:, n]), axis=-1) for n in range(size)], axis=1)
-    h = divide(excess, excess + (1 - w), otherwise=1)
+    home, laws, share, w = picks(draft)
+    excess = [xp.sum(positive(w[:, n, None] * draft.p[:, n] - law), axis=-1) for n, law in enumerate(laws)]
+    z = xp.stack(excess, axis=1)
+    h = divide(z, z + (1 - w), otherwise=1)
     fails = share * 0 + 1  # probability that the scan takes nothing below a node that the picked path passes
-    for node in reversed(range(1, size)):
+    for node in reversed(range(1, len(laws))):
         taken = share[:, node] * (1 - (1 - h[:, node]) * fails[:, node])
-        fails = positive(fails - one_hot(merged.home[:, node], like=share) * taken[:, None])
+        fails = positive(fails - one_hot(home[:, node], like=share) * taken[:, None])
     passed = [share[:, 0] * 0 + 1]
-    for node in range(1, size):
-        passed.append(share[:, node] * row(xp.stack(passed, axis=1), merged.home[:, node]))
+    for node in range(1, len(laws)):
+        passed.append(share[:, node] * row(xp.stack(passed, axis=1), home[:, node]))
     return xp.stack(passed, axis=1) * fails * h
 
 
 def next(draft: Draft, node: Array) -> Array:
     """[B, V]: proportional to (w p - a)+."""
     found = picks(draft)
-    return residual(row(found.weight, node)[:, None] * row(found.p, node), row(found.a, node))
+    law = [found.laws[n][b] for b, n in enumerate(node.tolist())]
+    return residual(row(found.weight, node)[:, None] * row(draft.p, node), array_namespace(node).stack(law, axis=0))
 
 
 register(
