@@ -118,8 +118,8 @@ def algorithms() -> str:
             ((_source("couple", c.name), _paper(c.paper), c.summary) for c in COUPLINGS.values()),
         ),
         "## Lossy rules\n",
-        "Not exact, and kept apart: they live in a folder of their own, share no function with a verifier, and account "
-        "for the total variation they cost at every token.\n",
+        "Not exact, and kept apart: no verifier uses one, none uses a verifier, and each accounts for the total "
+        "variation it costs at every token.\n",
         _table(
             ("name", "origin", "settings", "rule"),
             (
@@ -217,7 +217,8 @@ def capture(readme: Path) -> None:
     ran = subprocess.run(
         words, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
     )
-    body = f"```console\n$ {command}\n{ran.stdout.rstrip()}\n{ran.stderr.rstrip()}\n```\n"
+    said = f"{ran.stdout.rstrip()}\n{ran.stderr}".rstrip()
+    body = f"```console\n$ {command}\n{said}\n```\n"
     readme.write_text(filled(readme, "run", body), encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -115,7 +116,7 @@ def test_commands_parse(page: Path) -> None:
             case ["make", *names]:
                 assert set(names) <= set(targets), words
             case ["python", "-m", module, *_]:
-                assert importlib.util.find_spec(module), words
+                assert find_spec(module), words
 
 
 def anchor(heading: str) -> str:
@@ -209,6 +210,17 @@ def test_lost_markers_are_named(copy: Path) -> None:
     edit(copy / "README.md", "<!-- /tree -->", "")
     with pytest.raises(SystemExit, match=r"README\.md has lost its markers"):
         docs.stale(copy)
+
+
+def test_capture_records_what_the_command_prints(copy: Path) -> None:
+    readme = copy / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    command = f"{Path(sys.executable).name} -c \"print('a text')\""
+    readme.write_text(re.sub(r"(?<=```console\n)\$ .+", lambda _: f"$ {command}", text), encoding="utf-8")
+    docs.capture(readme)
+    run = docs.filled(readme, "run", f"```console\n$ {command}\na text\n```\n")
+    assert readme.read_text(encoding="utf-8") == run
+    assert docs.stale(copy) == []
 
 
 def test_figure_is_the_same_every_time() -> None:
