@@ -195,6 +195,11 @@ def test_what_is_stale_is_found_and_mended(copy: Path) -> None:
         assert docs.stale(copy) == [], name
 
 
+def test_every_algorithm_has_its_row() -> None:
+    rows = re.findall(r"^\| \[?`(\w+)`", docs.algorithms(), flags=re.MULTILINE)
+    assert sorted(rows) == sorted([*VERIFIERS, *docs.DRAWS, *docs.COUPLINGS, *docs.LOSSY])
+
+
 def test_check_names_the_file_and_writes_nothing(copy: Path) -> None:
     page = copy / "docs/algorithms.md"
     edit(page, "`block`", "`bloc`")
