@@ -198,7 +198,7 @@ def _gist(module: Path, room: int) -> str:
     said = re.sub(r" \([^()]*\d{4}[^()]*\)", "", said).removesuffix(".")
     if len(said) <= room:
         return said
-    for end in (r"(?<!\))[:;] |\. (?=[A-Z])", r", "):  # better a whole clause than half a sentence
+    for end in (r"(?<!\(\))[:;] |\. (?=[A-Z])", r", "):  # better a whole clause than half a sentence
         stops = [stop.start() for stop in re.finditer(end, said[: room + 1]) if stop.start() >= 24]
         if stops:
             return said[: stops[-1]]
