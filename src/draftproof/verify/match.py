@@ -46,7 +46,7 @@ register(
     "match",
     summary="draw from the target, continue where a guess agrees; needs no draft law, optimal for fixed guesses",
     paper="2305.09781",
-    draws={"iid", "distinct", "fixed"},
+    draws={"iid", "distinct", "fixed", "top", "plan"},
     trees="any",
     stop=stop,
     next=next,

@@ -45,7 +45,7 @@ register(
     "onehot",
     summary="keep a guess with probability p; for guesses without a law, such as n-grams",
     paper="2211.17192",
-    draws={"iid", "distinct", "fixed"},
+    draws={"iid", "distinct", "fixed", "top", "plan"},
     trees="any",
     stop=stop,
     next=next,
