@@ -1,4 +1,4 @@
-"""Verification from raw logits in two or three launches: (stop, next, sample) of verify/ fused, token for token the same.
+"""Verification from raw logits in two or three launches: (stop, next, sample) fused, token for token the same.
 
 `verify` and `sample` are the whole interface. Triton is imported only when a kernel is to run.
 """
@@ -75,7 +75,7 @@ def sample(
     backend: str = "auto",
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Summary | None]:
-    """A token [B] of each row's law, by the uniform named (names, DRAFT, index), and the laws' summaries for `verify`."""
+    """A token [B] of each row's law, by the uniform named (names, DRAFT, index); and the laws, kept for `verify`."""
     if tokens is None:
         tokens = torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
     if not _fused(logits, backend):

@@ -150,8 +150,8 @@ def cut(
                 rows, stats, lists, row, b, n, peak, norm, rate, k, share, least, SHIFT, TILE, GROUP, GP
             )
         at = b * law.stride + n
-        tl.store(law.peak + at, peak)
-        tl.store(law.norm + at, norm)
+        tl.store(law.peak + at, base)
+        tl.store(law.scale + at, tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32))
         tl.store(law.cutoff + at, cutoff)
         tl.store(law.first + at, first)
     tl.debug_barrier()
@@ -189,12 +189,12 @@ def bisect(
         high = top
         while cutoff < high:
             mid = upper(cutoff, high)
-            number, _, _ = tally(
+            number, _weight, _tied = tally(
                 rows, lists, row, b, n, peak, rate, listed, count, ids, keys, weights, mid - 1, -1, SHIFT, TILE, GROUP
             )
             cutoff = tl.where(number >= k, mid, cutoff)
             high = tl.where(number >= k, high, mid - 1)
-        _, norm, _ = tally(
+        _number, norm, _tied = tally(
             rows, lists, row, b, n, peak, rate, listed, count, ids, keys, weights, cutoff - 1, -1, SHIFT, TILE, GROUP
         )
     first = tl.zeros((), tl.int32)
@@ -202,13 +202,13 @@ def bisect(
         high = top
         while cutoff < high:
             mid = lower(cutoff, high)
-            _, above, _ = tally(
+            _number, above, _tied = tally(
                 rows, lists, row, b, n, peak, rate, listed, count, ids, keys, weights, mid, -1, SHIFT, TILE, GROUP
             )
             fits = above < share * norm
             high = tl.where(fits, mid, high)
             cutoff = tl.where(fits, cutoff, mid + 1)
-        _, above, ties = tally(
+        _number, above, ties = tally(
             rows, lists, row, b, n, peak, rate, listed, count, ids, keys, weights, cutoff, rows.size, SHIFT, TILE, GROUP
         )
         each = tl.exp2((unkey(cutoff, SHIFT) - peak) * rate).to(tl.float64)
@@ -220,7 +220,7 @@ def bisect(
             high = rows.size - 1
             while first < high:
                 mid = lower(first, high)
-                _, _, upto = tally(
+                _number, _weight, upto = tally(
                     rows, lists, row, b, n, peak, rate, listed, count, ids, keys, weights, cutoff, mid,
                     SHIFT, TILE, GROUP,
                 )  # fmt: skip
@@ -235,7 +235,7 @@ def bisect(
             high = tl.where(fits, mid, high)
             low = tl.where(fits, low, mid + 1)
         if (low > cutoff) | ((share == 1) & (k == 0)):
-            _, norm, _ = tally(
+            _number, norm, _tied = tally(
                 rows, lists, row, b, n, peak, rate, listed, count, ids, keys, weights, low - 1, -1, SHIFT, TILE, GROUP
             )
             first = tl.zeros((), tl.int32)

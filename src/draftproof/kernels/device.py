@@ -31,9 +31,9 @@ class Law(NamedTuple):
     """Summaries of rows: types.Summary by pointers."""
 
     peak: Any
-    norm: Any
-    cutoff: Any
-    first: Any
+    scale: Any
+    cutoff: Any  # None where no row is truncated
+    first: Any  # None where no row is truncated or greedy
     stride: Any
 
 
@@ -105,12 +105,14 @@ def mass(rows, law, b, n, ids, inside):
     """The probability of tokens `ids` in row n."""
     s = score(rows, b, n, ids, inside)
     at = b * law.stride + n
-    cutoff = tl.load(law.cutoff + at)
-    first = tl.load(law.first + at)
     rate, greedy = slope(rows, b)
-    weight = tl.exp2((s - tl.load(law.peak + at)) * rate) * (1.0 / tl.load(law.norm + at)).to(tl.float32)
-    kept = (s > cutoff) | ((s == cutoff) & (ids >= first))
-    return tl.where(greedy, (ids == first).to(tl.float32), tl.where(kept & inside, weight, 0.0))
+    p = tl.exp2((s - tl.load(law.peak + at)) * rate) * tl.load(law.scale + at)
+    if law.cutoff is not None:
+        cutoff = tl.load(law.cutoff + at)
+        p = tl.where((s > cutoff) | ((s == cutoff) & (ids >= tl.load(law.first + at))), p, 0.0)
+    if law.first is not None:
+        p = tl.where(greedy, (ids == tl.load(law.first + at)).to(tl.float32), p)
+    return p
 
 
 @triton.jit

@@ -9,7 +9,7 @@ reads that chunk alone once more.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import mass, score, slope, uniform
+from draftproof.kernels.device import mass, slope, uniform
 
 
 @triton.jit
@@ -57,37 +57,29 @@ def emit(
                     x = tl.load(rows.tokens + b * rows.drafts + tl.minimum(n, rows.drafts - 1))
                     touched = touched | ((n < length) & ((tl.load(state.rule + b) != 2) | (x // C == c)))
                 if touched:
-                    ids = c * C + tl.arange(0, C)
-                    total = tl.sum(rest(rows, law, draft, draft_law, stats, state, b, n, w, 0, ids, N, S, C, GROUP), 0)
+                    part = tl.zeros((BLOCK,), tl.float32)
+                    for o in range(0, tl.minimum(C, rows.size - c * C), BLOCK):
+                        ids = c * C + o + tl.arange(0, BLOCK)
+                        live = True
+                        if stats.group is not None:
+                            g = (b * N + n) * S * (C // GROUP) + (c * C + o) // GROUP + tl.arange(0, BLOCK // GROUP)
+                            live = tl.max(tl.load(stats.group + g), 0) >= tl.load(law.cutoff + b * law.stride + n)
+                        if live:
+                            part += rest(rows, law, draft, draft_law, stats, state, b, n, w, 0, ids, N, S, C, GROUP)
+                    total = tl.sum(part, 0)
                 else:
                     rate, _ = slope(rows, b)
                     share = tl.exp2((tl.load(stats.peak + at) - tl.load(law.peak + b * law.stride + n)) * rate)
-                    total = w * tl.load(stats.norm + at) * share / tl.load(law.norm + b * law.stride + n).to(tl.float32)
+                    total = w * tl.load(stats.norm + at) * share * tl.load(law.scale + b * law.stride + n)
             tl.store(state.excess + (b * N + n) * S + c, total)
         tl.debug_barrier()
         last = tl.atomic_add(state.arrived + tl.num_programs(1) + b, 1, sem="acq_rel") == S - 1
     if last:
         tl.store(state.arrived + tl.num_programs(1) + b, 0)
         finish(
-            rows,
-            law,
-            draft,
-            draft_law,
-            stats,
-            state,
-            tokens,
-            accepted,
-            logprob,
-            fault,
-            b,
-            N,
-            S,
-            C,
-            GROUP,
-            NP,
-            SP,
-            BLOCK,
-        )
+            rows, law, draft, draft_law, stats, state, tokens, accepted, logprob, fault, b, N, S,
+            C, GROUP, NP, SP, BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -102,7 +94,9 @@ def finish(
         stop = settle(state, b, low, N, S, SP)
     flags = tl.load(state.fault + b)
     tl.store(fault + b, flags)
-    token = tl.load(law.first + b * law.stride + stop)  # of a greedy row
+    token = stop * 0
+    if law.first is not None:
+        token = tl.load(law.first + b * law.stride + stop)  # of a greedy row
     if low <= tl.load(state.high + b):
         token = pick(rows, law, draft, draft_law, stats, state, b, stop, N, S, C, GROUP, SP, BLOCK)
     token = tl.where((flags & 1) != 0, 0, token)

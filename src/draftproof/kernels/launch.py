@@ -26,28 +26,35 @@ class Plan(NamedTuple):
 
     chunk: int  # tokens a program reads
     chunks: int
-    warps: int
+    warps: int  # of the first pass
+    block: int  # tokens the second pass holds at a time
+    emit_warps: int
 
     @staticmethod
     def of(rows: int, size: int) -> Plan:
         """Large chunks where there are many rows, small ones where a few rows must fill the device."""
-        chunk = 2048 if rows * size < 1 << 23 else 8192
+        return Plan.with_chunk(2048 if rows * size < 1 << 23 else 8192, size)
+
+    @staticmethod
+    def with_chunk(chunk: int, size: int) -> Plan:
+        """Chunks of that many tokens, or fewer for a small vocabulary."""
         chunk = min(chunk, max(GROUP, triton.next_power_of_2(size)))
-        return Plan(chunk, triton.cdiv(size, chunk), 4 if chunk <= 2048 else 8)
+        return Plan(chunk, triton.cdiv(size, chunk), 4 if chunk <= 2048 else 8, min(2048, chunk), 4)
 
 
 class Workspace(NamedTuple):
     """Scratch memory for a shape. `arrived` is zero between calls, so one workspace serves calls in one stream."""
 
+    plan: Plan
     stats: Stats
     state: State
     lists: Lists
     summary: Summary
 
     @staticmethod
-    def of(batch: int, nodes: int, size: int, device: torch.device) -> Workspace:
+    def of(batch: int, nodes: int, size: int, device: torch.device, plan: Plan | None = None) -> Workspace:
         """Scratch for logits [batch, nodes, size]."""
-        plan = Plan.of(batch * nodes, size)
+        plan = Plan.of(batch * nodes, size) if plan is None else plan
         rows = batch * nodes
         limit = plan.chunks * plan.chunk // GROUP
 
@@ -57,15 +64,15 @@ class Workspace(NamedTuple):
         word, wide = torch.int32, torch.float64
         chunks = (rows, plan.chunks)
         stats = Stats(room(*chunks), room(*chunks), room(*chunks, dtype=word), room(rows, limit))
-        sequence = [room(batch, dtype=word) for _ in range(5)]
+        stop, low, high, length, fault = (room(batch, dtype=word) for _ in range(5))
         state = State(
-            None, None, None, None, 0, 0, *sequence,
+            None, None, None, None, 0, 0, stop, low, high, length, fault,
             room(rows, dtype=wide), room(rows, dtype=wide), room(*chunks),
             torch.zeros(2 * batch, dtype=word, device=device),
         )  # fmt: skip
         listed = min(ROOM, size)
         lists = Lists(room(rows, limit, dtype=word), limit, room(rows, listed, dtype=word), listed)
-        return Workspace(stats, state, lists, Summary.empty(batch, nodes, device))
+        return Workspace(plan, stats, state, lists, Summary.empty(batch, nodes, device))
 
 
 def run(
@@ -84,12 +91,12 @@ def run(
 ) -> tuple[Emitted | None, Summary]:
     """The kernels over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
     batch, nodes, size = target.shape
-    plan = Plan.of(batch * nodes, size)
     space = workspace if workspace is not None else Workspace.of(batch, nodes, size, target.device)
     summary = summary if summary is not None else space.summary
-    rows, law = _rows(target, node, tokens, controls), _law(summary)
+    plan = space.plan
+    rows, law = _rows(target, node, tokens, controls), _law(summary, controls)
     draft_rows = None if draft is None else _rows(draft, node, tokens, controls)
-    draft_law_ = None if draft_law is None else _law(draft_law)
+    draft_law_ = None if draft_law is None else _law(draft_law, controls)
     stats = space.stats if controls.truncates else space.stats._replace(group=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=index)
     if names is not None:
@@ -119,7 +126,7 @@ def run(
         )
         emit[(plan.chunks, batch)](
             rows, law, draft_rows, draft_law_, stats, state, *out, nodes, plan.chunks,
-            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, BLOCK=min(2048, plan.chunk), num_warps=plan.warps,
+            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, BLOCK=plan.block, num_warps=plan.emit_warps,
         )  # fmt: skip
     return out, summary
 
@@ -133,8 +140,10 @@ def _rows(logits: Tensor, node: int, tokens: Tensor, controls: Controls) -> Rows
     )  # fmt: skip
 
 
-def _law(summary: Summary) -> Law:
-    return Law(*summary, summary.peak.stride(0))
+def _law(summary: Summary, controls: Controls) -> Law:
+    cutoff = summary.cutoff if controls.truncates else None
+    first = summary.first if controls.truncates or controls.greedy else None
+    return Law(summary.peak, summary.scale, cutoff, first, summary.peak.stride(0))
 
 
 def _on(device: torch.device) -> Any:

@@ -71,10 +71,10 @@ def combine(rows, law, stats, b, N, S, NP: tl.constexpr, SP: tl.constexpr, GREED
         greedy = tl.load(rows.temperature + b) == 0
         first = tl.where(greedy, tl.min(tl.where(peaks == peak[:, None], firsts, 2147483647), 1), 0)
     out = b * law.stride + n
-    tl.store(law.peak + out, peak, mask=n < N)
-    tl.store(law.norm + out, norm, mask=n < N)
-    tl.store(law.cutoff + out, tl.full((NP,), float("-inf"), tl.float32), mask=n < N)
-    tl.store(law.first + out, first, mask=n < N)
+    tl.store(law.peak + out, base, mask=n < N)
+    tl.store(law.scale + out, tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32), mask=n < N)
+    if law.first is not None:
+        tl.store(law.first + out, first, mask=n < N)
 
 
 @triton.jit
@@ -89,8 +89,8 @@ def decide(rows, law, draft, draft_law, state, b, N, NP: tl.constexpr):
     if state.rule is not None:
         rule = tl.load(state.rule + b)
         if draft is not None:
-            norm = tl.load(draft_law.norm + b * draft_law.stride + n, mask=n < length, other=1.0)
-            broken = tl.min(tl.where((n < length) & (rule != 2) & ~(norm > 0), n, length))
+            scale = tl.load(draft_law.scale + b * draft_law.stride + n, mask=n < length, other=1.0)
+            broken = tl.min(tl.where((n < length) & (rule != 2) & ~(scale > 0), n, length))
             fault += tl.where(broken < length, 4, 0)
             length = broken
         guess = tl.where(n < length, x, 0)
@@ -103,8 +103,8 @@ def decide(rows, law, draft, draft_law, state, b, N, NP: tl.constexpr):
         ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
         tl.store(state.chance + b * N + n, tl.where(n < length, p, 0.0).to(tl.float64), mask=n < N)
         stop, low, high = walk(state, b, n, ratio, length, N, rule)
-    bad = tl.load(law.norm + b * law.stride + n, mask=n <= length, other=1.0)
-    lost = tl.sum((~((bad > 0) & (bad < float("inf")))).to(tl.int32)) > 0
+    scale = tl.load(law.scale + b * law.stride + n, mask=n <= length, other=1.0)
+    lost = tl.sum((~(scale > 0)).to(tl.int32)) > 0
     tl.store(state.stop + b, tl.where(lost, 0, stop).to(tl.int32))
     tl.store(state.low + b, tl.where(lost | greedy, 1, low).to(tl.int32))
     tl.store(state.high + b, tl.where(lost | greedy, 0, high).to(tl.int32))

@@ -1,4 +1,4 @@
-"""The kernels' meaning, by the laws: what `verify` and `sample` compute, written with controls, verifiers and `sample`."""
+"""What the kernels mean, written with the laws: controls, verifiers and inverse-transform sampling."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def law(logits: Tensor, controls: Controls, tokens: Tensor, node: int = 0) -> Te
         share, least = (rows(column[:, None]).to(dtype) for column in (controls.top_p, controls.min_p))
         scores = torch.where(share < 1, apply.top_p(scores, share), scores)
         scores = apply.min_p(scores, least)
-    return torch.as_tensor(apply.softmax(scores)).unflatten(0, (batch, nodes))
+    return torch.as_tensor(apply.softmax(scores)).reshape(batch, nodes, size)
 
 
 def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
@@ -50,17 +50,21 @@ def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
     return torch.cat([start, hits.cumsum(1)], dim=1)[:, node : node + nodes].to(torch.int32)
 
 
-def verify(
-    target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, rule: Tensor, names: Names
-) -> Emitted:
-    """Where each sequence's draft stops and what follows it, for sound input: raises where `verify` would flag."""
-    nodes = target.shape[1]
+def laws(target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls) -> tuple[Tensor, Tensor]:
+    """p and q, both [B, N, V]; q is zero where nothing was drafted or the drafts' law is unknown."""
     p = law(target, controls, tokens)
     q = torch.zeros_like(p)
     if draft is not None:
         q[:, :-1] = law(draft, controls, tokens) * (tokens >= 0)[..., None]
-    first = torch.zeros_like(tokens[:, :1]) if nodes > 1 else tokens.new_zeros(len(tokens), 1)
-    chain = Draft(Tree.chain(nodes - 1), torch.cat([first, tokens], dim=1), q, p)
+    return p, q
+
+
+def verify(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, rule: Tensor, names: Names
+) -> Emitted:
+    """Where each sequence's draft stops and what follows it, for sound input: raises where `verify` would flag."""
+    p, q = laws(target, draft, tokens, controls)
+    chain = Draft(Tree.chain(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), q, p)
     u = [uniforms(*names, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
     stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
     for member in Rule:

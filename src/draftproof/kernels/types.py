@@ -40,22 +40,22 @@ class Names(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The laws of rows of logits, each in four numbers: p(v) = exp((score_v - peak) / temperature) / norm if v is kept.
+    """The laws of rows of logits, each in four numbers: p(v) = exp((score_v - peak) / temperature) * scale if kept.
 
     A token is kept when its score (the logit after bias, penalties and masks) is above `cutoff`, or equal to it and the
     token's id is at least `first`. In a greedy row the one token kept is `first`.
     """
 
     peak: Tensor  # [B, N] float32
-    norm: Tensor  # [B, N] float64
-    cutoff: Tensor  # [B, N] float32
-    first: Tensor  # [B, N] int32
+    scale: Tensor  # [B, N] float32; not positive for a row without a law
+    cutoff: Tensor  # [B, N] float32, set only where any row is truncated
+    first: Tensor  # [B, N] int32, set only where any row is truncated or greedy
 
     @staticmethod
     def empty(batch: int, nodes: int, device: torch.device) -> Summary:
         """Room for the summaries of [batch, nodes] rows."""
-        kinds = (torch.float32, torch.float64, torch.float32, torch.int32)
-        return Summary(*(torch.empty(batch, nodes, dtype=kind, device=device) for kind in kinds))
+        peak, scale, cutoff = (torch.empty(batch, nodes, device=device) for _ in range(3))
+        return Summary(peak, scale, cutoff, torch.empty(batch, nodes, dtype=torch.int32, device=device))
 
 
 class Emitted(NamedTuple):
@@ -68,7 +68,7 @@ class Emitted(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """Sampling controls of a batch. `truncates` and `greedy` are known to the host, so that kernels leave out the rest."""
+    """Sampling controls of a batch. The host knows `truncates` and `greedy`: what no row uses, no kernel computes."""
 
     temperature: Tensor  # [B] float32, 0 = greedy
     top_k: Tensor  # [B] int32, 0 = off
@@ -90,7 +90,7 @@ class Controls(NamedTuple):
         device: str | torch.device = "cpu",
         contexts: Sequence[Context] | None = None,
     ) -> Controls:
-        """The controls of B sequences with `nodes` target rows each; contexts[b] is the committed text of sequence b."""
+        """The controls of B sequences of `nodes` target rows each; contexts[b] is the committed text of sequence b."""
         for sampling in samplings:
             if unfused := unsupported(sampling):
                 raise DraftproofError(f"{unfused} has no fused kernel: use draftproof.sampling.law for this sequence")
@@ -156,7 +156,7 @@ def pack(allowed: Tensor) -> Tensor:
     [13]
     """
     size = allowed.shape[-1]
-    padded = torch.nn.functional.pad(allowed, (0, -size % 32)).unflatten(-1, (-1, 32)).to(torch.int64)
+    padded = torch.nn.functional.pad(allowed, (0, -size % 32)).reshape(*allowed.shape[:-1], -1, 32).to(torch.int64)
     words = (padded << torch.arange(32, device=allowed.device)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 

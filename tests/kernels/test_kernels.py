@@ -1,0 +1,296 @@
+"""The fused kernels against the laws of verify/: every rule, control, dtype and odd shape."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from draftproof import kernels, sampling
+from draftproof.errors import DraftproofError
+from draftproof.kernels import Controls, Emitted, Fault, Names, Rule, Summary, agreement, reference
+from draftproof.law import sample
+from draftproof.noise import Lane, uniforms
+from draftproof.sampling import Context, Sampling
+
+# The interpreter computes with NumPy, which warns of the infinities and NaNs that a device computes with in silence.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RULES = list(Rule)
+CONTROLS = {
+    "temperature": Sampling(temperature=0.7),
+    "greedy": Sampling(temperature=0),
+    "top_k": Sampling(top_k=7),
+    "top_k beyond the groups": Sampling(top_k=200),
+    "top_p": Sampling(top_p=0.8),
+    "min_p": Sampling(min_p=0.05),
+    "all truncations": Sampling(temperature=1.3, top_k=50, top_p=0.9, min_p=0.02),
+    "bias": Sampling(logit_bias={3: 4.0, 1270: -2.0, 5: -math.inf}),
+    "masks": Sampling(allowed=range(0, 1271, 3), banned=[3, 9], top_k=20),
+    "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, top_p=0.95),
+}
+
+
+def logits(batch: int, nodes: int, size: int, dtype: torch.dtype, seed: int = 0, spread: float = 3.0):
+    """Target logits [B, N, V] and drafter's logits [B, N - 1, V] that resemble them."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randn(batch, nodes, size, generator=generator) * spread
+    draft = target[:, :-1] + torch.randn(batch, nodes - 1, size, generator=generator) * 0.7
+    return target.to(dtype).to(DEVICE), draft.to(dtype).to(DEVICE)
+
+
+def names(batch: int, step: int = 1) -> Names:
+    """Different names for each sequence, with a seed that fills both words of the key."""
+    b = torch.arange(batch, device=DEVICE)
+    return Names((b + 5) * 0x123456789, b * 7 + 1, b * 0 + step)
+
+
+def propose(draft: torch.Tensor, controls: Controls, name: Names) -> tuple[torch.Tensor, Summary]:
+    """Drafts by the fused sampler, and what it kept of each row."""
+    batch, drafts, _ = draft.shape
+    tokens = torch.full((batch, drafts), -1, dtype=torch.int64, device=draft.device)
+    kept = Summary.empty(batch, drafts, draft.device)
+    for k in range(drafts):
+        column = Summary(*(part[:, k : k + 1] for part in kept))
+        tokens[:, k], _ = kernels.sample(
+            draft[:, k], controls, name, node=k, index=k + 1, tokens=tokens, summary=column, backend="triton"
+        )
+    return tokens, kept
+
+
+def check(
+    samplings: list[Sampling], rules: list[Rule], shape: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16,
+    contexts: list[Context] | None = None, lengths: list[int] | None = None, seed: int = 0, spread: float = 3.0,
+) -> Emitted:  # fmt: skip
+    """Draft and verify; assert agreement with the laws but for near-ties, at most one in fifty sequences."""
+    batch, nodes, size = shape
+    target, draft = logits(batch, nodes, size, dtype, seed, spread)
+    controls = Controls.of([samplings[b % len(samplings)] for b in range(batch)], nodes, size, DEVICE, contexts)
+    rule = torch.tensor([rules[b % len(rules)] for b in range(batch)], dtype=torch.int32, device=DEVICE)
+    name = names(batch)
+    tokens, kept = propose(draft, controls, name)
+    for b, length in enumerate(lengths or []):
+        tokens[b, length:] = -1
+    out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton")
+    found = agreement.compare(out, target, draft, tokens, controls, rule, name)
+    assert found.wrong == 0
+    assert found.near_ties <= 1 + batch // 50
+    assert not out.fault.any()
+    return out
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_each_control_alone(control: str) -> None:
+    contexts = [Context((1, 2, 3, 3), (4, 4, 1270)), Context((9,), ()), Context((0, 1), (7,))] * 2
+    check([CONTROLS[control]], RULES, (6, 3, 1271), contexts=contexts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_every_control_and_rule_in_one_launch(dtype: torch.dtype) -> None:
+    contexts = [Context((b, b + 1), (b,)) for b in range(10)]
+    check(list(CONTROLS.values()), RULES, (10, 4, 1271), dtype, contexts=contexts, lengths=[3, 2, 1, 0, 3] * 2, seed=1)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 1271), (1, 1, 2), (2, 4, 33), (1, 2, 50257)], ids=str)
+@pytest.mark.parametrize("control", ["temperature", "all truncations"])
+def test_odd_shapes(shape: tuple[int, int, int], control: str) -> None:
+    check([CONTROLS[control]], RULES, shape, seed=2)
+
+
+def test_a_flat_row_is_cut_exactly() -> None:
+    check([Sampling(top_p=0.6), Sampling(top_k=900, top_p=0.7)], RULES, (4, 2, 9001), spread=0.05, seed=4)
+
+
+@pytest.mark.parametrize("control", [Sampling(top_k=4), Sampling(top_p=0.5), Sampling(top_k=6, top_p=0.45)], ids=str)
+def test_equal_scores_are_kept_and_cut_as_the_law_does(control: Sampling) -> None:
+    rows = torch.tensor([[2, 1, 2, 0, 1, 1, 2, 0, 1, 0.5], [0] * 10, [-0.0, 0, 0, -1, 0, 0, 3, 3, 3, 3]])
+    rows = rows.to(torch.bfloat16).to(DEVICE)
+    controls = Controls.of([control] * 3, 1, 10, DEVICE)
+    law = reference.law(rows[:, None].double(), controls, torch.zeros(3, 0, dtype=torch.int64, device=DEVICE))[:, 0]
+    _, kept = kernels.sample(rows, controls, names(3), backend="triton")
+    score, ids = rows.float(), torch.arange(10, device=DEVICE)
+    stays = (score > kept.cutoff) | ((score == kept.cutoff) & (ids >= kept.first))
+    assert torch.equal(stays, law > 0)
+    weight = torch.where(stays, (score - kept.peak).exp() * kept.scale, 0)
+    torch.testing.assert_close(weight.double(), law, rtol=1e-6, atol=1e-7)
+
+
+def test_truncation_laws_are_those_of_sampling() -> None:
+    rows = torch.randn(4, 1, 61, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    context = Context((1, 5, 5), (7, 8))
+    empty = torch.zeros(4, 0, dtype=torch.int64)
+    for control in CONTROLS.values():
+        bias = {t: v for t, v in control.logit_bias.items() if t < 61}
+        settings = {name: getattr(control, name) for name in control.__dataclass_fields__}
+        settings["allowed"] = None if control.allowed is None else range(0, 61, 3)
+        control = Sampling(**{**settings, "logit_bias": bias})
+        fused = reference.law(rows, Controls.of([control] * 4, 1, 61, contexts=[context] * 4), empty)[:, 0]
+        torch.testing.assert_close(fused, sampling.law(rows[:, 0], control, [context] * 4), rtol=1e-6, atol=1e-8)
+
+
+def test_history_of_a_node_holds_its_path() -> None:
+    controls = Controls.of([Sampling(presence_penalty=30.0)], 3, 5, DEVICE, [Context((), ())])
+    target = torch.zeros(1, 3, 5, device=DEVICE)
+    tokens = torch.tensor([[2, 4]], device=DEVICE)
+    for step in range(20):
+        out = kernels.verify(target, None, tokens, controls, _rules(Rule.ONEHOT), names(1, step), backend="triton")
+        emitted = [t for t in out.tokens[0].tolist() if t >= 0]
+        assert len(set(emitted)) == len(emitted)
+
+
+def test_drafter_draws_the_laws_tokens() -> None:
+    _, draft = logits(6, 2, 1271, torch.bfloat16)
+    controls = Controls.of([CONTROLS[c] for c in list(CONTROLS)[:6]], 2, 1271, DEVICE)
+    name = names(6)
+    tokens, _ = kernels.sample(draft[:, 0], controls, name, index=4, backend="triton")
+    law = reference.law(draft.double(), controls, torch.zeros(6, 0, dtype=torch.int64, device=DEVICE))[:, 0]
+    assert torch.equal(tokens, sample(law, uniforms(*name, Lane.DRAFT, 5)[:, 4]))
+    same, none = kernels.sample(draft[:, 0], controls, name, index=4, backend="torch")
+    assert none is None
+    assert torch.equal(same, tokens)
+
+
+def test_summaries_are_made_when_they_are_missing() -> None:
+    target, draft = logits(4, 3, 1271, torch.bfloat16)
+    controls = Controls.of([Sampling(top_k=9), Sampling()] * 2, 3, 1271, DEVICE)
+    name, rule = names(4), _rules(Rule.TOKEN, Rule.BLOCK, Rule.BLOCK, Rule.TOKEN)
+    tokens, kept = propose(draft, controls, name)
+    given = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton")
+    made = kernels.verify(target, draft, tokens, controls, rule, name, backend="triton")
+    assert torch.equal(given.tokens, made.tokens)
+
+
+def test_logprobs_are_the_targets() -> None:
+    target, draft = logits(4, 3, 1271, torch.bfloat16, seed=6)
+    controls = Controls.of([Sampling(temperature=0.9, top_p=0.9)] * 4, 3, 1271, DEVICE)
+    name, rule = names(4), _rules(Rule.TOKEN, Rule.BLOCK, Rule.BLOCK, Rule.TOKEN)
+    tokens, kept = propose(draft, controls, name)
+    out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton")
+    right = reference.verify(target.double(), draft.double(), tokens, controls, rule, name)
+    torch.testing.assert_close(out.logprob, right.logprob, rtol=1e-5, atol=1e-6)
+
+
+def test_a_workspace_serves_many_calls() -> None:
+    target, draft = logits(2, 3, 300, torch.float32)
+    controls = Controls.of([Sampling(top_k=9), Sampling()], 3, 300, DEVICE)
+    space = kernels.workspace(2, 3, 300, DEVICE)
+    rule = _rules(Rule.TOKEN, Rule.BLOCK)
+    for step in range(3):
+        name = names(2, step)
+        tokens, kept = propose(draft, controls, name)
+        again = [
+            kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton", workspace=w)
+            for w in (space, None)
+        ]
+        assert torch.equal(again[0].tokens, again[1].tokens)
+
+
+def test_a_zero_residual_falls_back_to_the_target() -> None:
+    """q above p everywhere that p is: an impossible stop that only rounding can reach, so it is forced by a summary."""
+    target = torch.tensor([[[0.0, 1.0, 2.0, 0.5]] * 2], device=DEVICE)
+    controls = Controls.of([Sampling()], 2, 4, DEVICE)
+    tokens = torch.tensor([[2]], device=DEVICE)
+    kept = Summary.empty(1, 1, torch.device(DEVICE))
+    kept.peak.fill_(0.0)
+    kept.scale.fill_(1.0)  # q(v) = exp(score) far above p
+    for step in range(12):
+        name = names(1, step)
+        out = kernels.verify(
+            target, target[:, :1], tokens, controls, _rules(Rule.TOKEN), name, drafted=kept, backend="triton"
+        )
+        if not out.accepted.item():
+            p = reference.law(target.double(), controls, tokens)[:, 0]
+            assert out.tokens[0, 0] == sample(p, uniforms(*name, Lane.NEXT, 1)[:, 0])[0]
+            return
+    pytest.fail("no step stopped at node 0")
+
+
+def test_bad_input_is_flagged_and_never_leaves_the_vocabulary() -> None:
+    target, draft = logits(8, 3, 130, torch.float32, seed=8)
+    tokens = torch.full((8, 2), 5, dtype=torch.int64, device=DEVICE)
+    target[0, 1, 7] = math.nan
+    target[1, 0] = -math.inf
+    target[2, 2, 9] = math.inf
+    tokens[3, 1] = 130
+    draft[4, 1, 3] = math.nan
+    draft[5, 0, 5] = -math.inf
+    target[6, :, 11:] = -math.inf
+    tokens[7] = torch.tensor([-1, -1])
+    target[7, 2] = math.nan  # beyond the end of the draft: never read
+    for control in (Sampling(), Sampling(top_k=5, top_p=0.9)):
+        controls = Controls.of([control] * 8, 3, 130, DEVICE)
+        rule = _rules(*[Rule.TOKEN] * 8)
+        out = kernels.verify(target, draft, tokens, controls, rule, names(8), backend="triton")
+        lost, end, broken, zero = Fault.TARGET, Fault.TOKEN, Fault.DRAFT, Fault.IMPOSSIBLE
+        if control.top_k:  # token 5 may be cut from any draft row
+            assert [f & ~int(zero) for f in out.fault.tolist()] == [lost, lost, lost, end, broken, 0, 0, 0]
+        else:
+            assert out.fault.tolist() == [lost, lost, lost, end, broken, zero, 0, 0]
+        assert ((out.tokens >= -1) & (out.tokens < 130)).all()
+        assert out.accepted[:3].tolist() == [0, 0, 0]
+        assert out.tokens[:3, 0].tolist() == [0, 0, 0]
+        assert out.accepted[3] <= 1
+        assert out.accepted[4] <= 1
+        assert out.accepted[5] == 0
+        assert out.tokens[6, out.accepted[6]] < 11
+        assert out.accepted[7] == 0
+
+
+def test_one_allowed_token() -> None:
+    target, draft = logits(3, 3, 70, torch.float16)
+    controls = Controls.of(
+        [Sampling(allowed=[69]), Sampling(temperature=0, allowed=[69]), Sampling(top_k=1)], 3, 70, DEVICE
+    )
+    tokens, kept = propose(draft, controls, names(3))
+    assert (tokens[:2] == 69).all()
+    out = kernels.verify(
+        target,
+        draft,
+        tokens,
+        controls,
+        _rules(Rule.TOKEN, Rule.BLOCK, Rule.TOKEN),
+        names(3),
+        drafted=kept,
+        backend="triton",
+    )
+    assert out.tokens[:2].tolist() == [[69, 69, 69]] * 2
+    assert not out.fault.any()
+
+
+def test_emitted_pairs_follow_the_target() -> None:
+    """Chi-square of the first two tokens over many names: rules that agree token for token could share an error."""
+    batch = 400
+    target, draft = logits(1, 2, 4, torch.float32, seed=9, spread=1.0)
+    target, draft = target.expand(batch, -1, -1), draft.expand(batch, -1, -1)
+    controls = Controls.of([Sampling()] * batch, 2, 4, DEVICE)
+    name = Names(*(torch.arange(batch, device=DEVICE) * k + 1 for k in (3, 1, 0)))
+    tokens, kept = propose(draft, controls, name)
+    rule = torch.full((batch,), Rule.BLOCK, dtype=torch.int32, device=DEVICE)
+    out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton")
+    p = reference.law(target[:1].double(), controls._replace(temperature=controls.temperature[:1]), tokens[:1])[0, 0]
+    seen = np.bincount(out.tokens[:, 0].cpu(), minlength=4)
+    statistic = float(((seen - batch * p.cpu().numpy()) ** 2 / (batch * p.cpu().numpy())).sum())
+    assert statistic < 21.1  # one in ten thousand with three degrees of freedom
+
+
+def test_errors_name_the_value_and_the_remedy() -> None:
+    target, draft = logits(1, 2, 8, torch.float32)
+    controls = Controls.of([Sampling()], 2, 8, DEVICE)
+    tokens = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(DraftproofError, match="unknown backend 'cuda'"):
+        kernels.verify(target, draft, tokens, controls, _rules(Rule.TOKEN), names(1), backend="cuda")
+    with pytest.raises(DraftproofError, match="typical_p has no fused kernel"):
+        Controls.of([Sampling(typical_p=0.9)], 2, 8, DEVICE)
+    with pytest.raises(DraftproofError, match="pass `contexts`"):
+        Controls.of([Sampling(presence_penalty=1.0)], 2, 8, DEVICE)
+    with pytest.raises(DraftproofError, match="float64"):
+        kernels.verify(target.double(), draft.double(), tokens, controls, _rules(Rule.TOKEN), names(1))
+    with pytest.raises(DraftproofError, match=r"tokens must be \[1, 1\]"):
+        kernels.verify(target, draft, tokens[:, :0], controls, _rules(Rule.TOKEN), names(1))
+
+
+def _rules(*rules: Rule) -> torch.Tensor:
+    return torch.tensor(rules, dtype=torch.int32, device=DEVICE)
