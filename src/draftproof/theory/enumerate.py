@@ -7,8 +7,9 @@ exact, so an algorithm is correct when its law *equals* the target's: no toleran
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from draftproof.draws import Draw
 
 Context = tuple[int, ...]
 Model = Callable[[Context], Any]  # context -> [V]
+Drafter = Model | Sequence[Model]  # of several, the k-th draws the k-th child of every node, independently
 Law = dict[Context, Any]  # emitted tokens -> probability
 
 
-def drafts(target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context) -> tuple[Draft, Any]:
+def drafts(target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Context) -> tuple[Draft, Any]:
     """Every draft that can be drawn after `context`, stacked as one batch, and the probability [B] of each."""
     outcomes = [((-1,) * tree.size, 1)]
     for node in range(tree.size):
@@ -30,16 +32,22 @@ def drafts(target: Model, drafter: Model, tree: Tree, draw: Draw, context: Conte
             continue
         grown = []
         for tokens, chance in outcomes:
-            q = _draft_row(drafter, tree, tokens, node, context)
-            for guess in itertools.product(range(-1, len(q)), repeat=len(children)):
-                share = draw.probability(q[None], np.array([guess]))[0]
+            laws = [_draft_row(one, tree, tokens, node, context) for one in _several(drafter)]
+            for guess in itertools.product(range(-1, len(laws[0])), repeat=len(children)):
+                share = _chance(draw, laws, guess)
                 if share > 0:
                     drawn = dict(zip(children, guess, strict=True))
                     grown.append((tuple(drawn.get(n, t) for n, t in enumerate(tokens)), chance * share))
         outcomes = grown
     p = np.stack([[_target_row(target, tree, t, n, context) for n in range(tree.size)] for t, _ in outcomes])
-    q = np.stack([[_draft_row(drafter, tree, t, n, context) for n in range(tree.size)] for t, _ in outcomes])
-    return Draft(tree, np.array([t for t, _ in outcomes]), q, p), np.array([c for _, c in outcomes])
+    rows = [
+        [[_draft_row(d, tree, t, n, context) for n in range(tree.size)] for t, _ in outcomes] for d in _several(drafter)
+    ]
+    q, own = np.stack(rows[0]), None
+    if isinstance(drafter, Sequence):
+        rank = [0] + [tree.children(above).index(node) for node, above in enumerate(tree.parent) if node]
+        own = np.stack([np.stack(rows[rank[n]])[:, max(tree.parent[n], 0)] for n in range(tree.size)], axis=1)
+    return Draft(tree, np.array([t for t, _ in outcomes]), q, p, own), np.array([c for _, c in outcomes])
 
 
 def reduced(verifier: Verifier, draft: Draft, chance: Any) -> tuple[Draft, Any]:
@@ -56,7 +64,7 @@ def reduced(verifier: Verifier, draft: Draft, chance: Any) -> tuple[Draft, Any]:
     return Draft(chains[0].tree, tokens, q, p), np.array(weights)
 
 
-def step_law(verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context = ()) -> Law:
+def step_law(verifier: Verifier, target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Context = ()) -> Law:
     """Law of the tokens that one speculative step emits: an accepted path and the token after it."""
     draft, chance = reduced(verifier, *drafts(target, drafter, tree, draw, context))
     tree = draft.tree
@@ -75,7 +83,7 @@ def step_law(verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw
 
 
 def output_law(
-    verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, length: int, context: Context = ()
+    verifier: Verifier, target: Model, drafter: Drafter, tree: Tree, draw: Draw, length: int, context: Context = ()
 ) -> Law:
     """Joint law of the first `length` tokens when speculative steps follow one another."""
     law: Law = defaultdict(int)
@@ -103,11 +111,22 @@ def target_law(target: Model, length: int, context: Context = ()) -> Law:
 
 
 def expected_accepted(
-    verifier: Verifier, target: Model, drafter: Model, tree: Tree, draw: Draw, context: Context = ()
+    verifier: Verifier, target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Context = ()
 ) -> Any:
     """Expected number of accepted draft tokens in one step."""
     draft, chance = reduced(verifier, *drafts(target, drafter, tree, draw, context))
     return (chance[:, None] * verifier.stop(draft) * np.array(draft.tree.depth)).sum()
+
+
+def _several(drafter: Drafter) -> Sequence[Model]:
+    return drafter if isinstance(drafter, Sequence) else [drafter]
+
+
+def _chance(draw: Draw, laws: Sequence[Any], guess: Context) -> Any:
+    """Probability of a node's guesses: together from one law, or each alone from its own."""
+    if len(laws) == 1:
+        return draw.probability(laws[0][None], np.array([guess]))[0]
+    return math.prod(draw.probability(q[None], np.array([[x]]))[0] for q, x in zip(laws, guess, strict=False))
 
 
 def _target_row(target: Model, tree: Tree, tokens: Context, node: int, context: Context) -> Any:
