@@ -102,4 +102,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
+    dominates={"optimal", "token"},
 )

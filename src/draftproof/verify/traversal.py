@@ -90,4 +90,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
+    dominates={"recursive_distinct"},
 )

@@ -72,4 +72,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
+    dominates={"recursive", "token"},
 )
