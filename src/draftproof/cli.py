@@ -45,6 +45,10 @@ def generate(
     draft_top_k: Annotated[int | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Text depends on target and seed alone, not on the draft.")
+    ] = False,
+    lossy: Annotated[str | None, typer.Option(help="Give up exactness: lenience:0.8, typical, ...")] = None,
     dtype: Annotated[str, typer.Option(help="Precision of the weights.")] = "float32",
     raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Time plain sampling in the same run.")] = False,
@@ -54,10 +58,9 @@ def generate(
     import dataclasses
 
     from draftproof.draft import Tree
-    from draftproof.engine.generate import stream
+    from draftproof.engine.generate import choose_rule, stream
     from draftproof.models import load
     from draftproof.sampling import Sampling
-    from draftproof.verify import get as verifier
 
     sampling = Sampling(
         temperature=temperature,
@@ -72,7 +75,8 @@ def generate(
     changes: dict[str, Any] = {"temperature": draft_temperature, "top_k": draft_top_k}
     changes = {name: value for name, value in changes.items() if value is not None}
     settings: dict[str, Any] = {
-        "verify": verify,
+        "verify": "gumbel" if reproducible else verify,
+        "lossy": lossy,
         "tree": Tree.parse(tree),
         "sampling": sampling,
         "draft_sampling": dataclasses.replace(sampling, **changes),
@@ -81,7 +85,7 @@ def generate(
         "seed": seed,
         "chat": not raw,
     }
-    verifier(verify)  # a wrong name should not wait for a model to load
+    choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
     words = sys.stdin.read() if prompt == "-" else prompt
     model = load(target, dtype=dtype)
     writing = stream(model, words, draft=None if draft == "none" else draft, **settings)
@@ -94,30 +98,34 @@ def generate(
 
 
 @app.command("list")
-def list_verifiers(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Every verification algorithm: paper, ways of drawing it is exact for, trees it takes."""
+def list_rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Every algorithm: paper, ways of drawing it is exact for, trees it takes."""
     from rich.console import Console
     from rich.table import Table
 
-    from draftproof.verify import VERIFIERS
-
-    rows: list[dict[str, Any]] = [
-        {
-            "name": v.name,
-            "paper": f"arXiv {v.paper}" if v.paper[:1].isdigit() else v.paper,
-            "draws": sorted(v.draws),
-            "trees": v.trees,
-            "summary": v.summary,
-        }
-        for v in VERIFIERS.values()
-    ]
+    rows = _rules()
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table("name", "paper", "draws", "trees", "what it does", box=None, pad_edge=False)
+    table = Table("name", "kind", "paper", "draws", "trees", "what it does", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row["name"], row["paper"], ", ".join(row["draws"]), row["trees"], row["summary"])
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        table.add_row(*(", ".join(cell) if isinstance(cell, list) else cell for cell in row.values()))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _rules() -> list[dict[str, Any]]:
+    from draftproof.couple import COUPLINGS
+    from draftproof.lossy import LOSSY
+    from draftproof.verify import VERIFIERS
+
+    def row(rule: Any, kind: str, draws: list[str], trees: str) -> dict[str, Any]:
+        papers = ", ".join(f"arXiv {p}" if p[:1].isdigit() else p for p in rule.paper.split(", "))
+        described = {"name": rule.name, "kind": kind, "paper": papers}
+        return {**described, "draws": draws, "trees": trees, "summary": rule.summary}
+
+    exact = [row(rule, "exact", sorted(rule.draws), rule.trees) for rule in VERIFIERS.values()]
+    shared = [row(rule, "exact, shared noise", ["its own"], "any") for rule in COUPLINGS.values()]
+    return exact + shared + [row(rule, "not exact", ["iid"], "chain") for rule in LOSSY.values()]
 
 
 def _show(writing: Stream) -> Output:

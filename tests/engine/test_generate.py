@@ -13,11 +13,11 @@ from tests import gof, tiny
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine import step as stepping
+from draftproof.engine import laws as naming
 from draftproof.engine.batch import Batch
 from draftproof.engine.generate import choose_draw
+from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
-from draftproof.engine.step import Member
 from draftproof.engine.trace import Trace
 from draftproof.models.table import TableModel, TableSession
 from draftproof.theory.enumerate import target_law
@@ -113,14 +113,14 @@ def test_expected_acceptance_is_the_mean_of_the_accepted():
 
 def test_no_uniform_is_used_twice(monkeypatch):
     seen: Counter[tuple[int, ...]] = Counter()
-    draw = stepping.uniforms
+    draw = naming.uniforms
 
     def record(seed, request, step, lane, count):
         for name in zip(seed.tolist(), request.tolist(), step.tolist(), strict=True):
             seen.update((*name, int(lane), index) for index in range(count))
         return draw(seed, request, step, lane, count)
 
-    monkeypatch.setattr(stepping, "uniforms", record)
+    monkeypatch.setattr(naming, "uniforms", record)
     dp.generate(table(1), [0], n=3, draft=table(2), tree=dp.Tree.chain(3), max_new_tokens=20, seed=1)
     assert len(seen) > 100
     assert set(seen.values()) == {1}
@@ -396,3 +396,62 @@ def test_samples_share_every_context_they_have_in_common():
     contexts = {PROMPT + tuple(out.tokens[:i]) for out in outs for i in range(4)}
     assert set(asked) == contexts
     assert set(asked.values()) == {1}
+
+
+# Text that depends on target and seed alone
+
+
+@pytest.mark.parametrize("name", ["gumbel", "gumbel_list"])
+def test_a_coupling_gives_the_same_text_whatever_the_draft(name):
+    target = tiny.model()
+    drafts = [tiny.model("llama", 1), tiny.model("llama", 0), "ngram"]
+    trees = [dp.Tree.chain(1), dp.Tree.chain(6), dp.Tree.of(3, 2), dp.Tree.paths(2, 3)]
+    settings = {"verify": name, "max_new_tokens": 25, "seed": 3, "sampling": dp.Sampling(temperature=0.9, top_p=0.9)}
+    plain = dp.generate(target, "abcabcabc", draft=None, **settings)
+    for draft in drafts:
+        for tree in trees:
+            assert dp.generate(target, "abcabcabc", draft=draft, tree=tree, **settings).tokens == plain.tokens
+    assert dp.generate(target, "abcabcabc", draft=None, **{**settings, "seed": 4}).tokens != plain.tokens
+
+
+def test_a_perfect_draft_wins_every_race():
+    out = dp.generate(table(1), [0], draft=table(1), verify="gumbel", tree=dp.Tree.chain(4), max_new_tokens=25, seed=1)
+    assert out.trace.tokens_per_call == 5
+
+
+def test_a_coupling_follows_the_law_and_its_samples_are_independent():
+    target, draft = table(1, size=3, floor=0.15), table(2, size=3, floor=0.15)
+    pairs: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    for seed in range(400):
+        outs = dp.generate(target, PROMPT, n=16, draft=draft, verify="gumbel", max_new_tokens=2, seed=seed)
+        texts = [tuple(out.tokens) for out in outs]
+        pairs.update(zip(texts[::2], texts[1::2], strict=True))
+    law = target_law(target.rows, 2, PROMPT)
+    singles: Counter[tuple[int, ...]] = Counter()
+    for (a, b), count in pairs.items():
+        singles.update({a: count, b: count})
+    gof.check(singles, law)
+    firsts: Counter[tuple[int, int]] = Counter()
+    for (a, b), count in pairs.items():
+        firsts[a[0], b[0]] += count
+    first = target.rows(PROMPT)
+    gof.check(firsts, {(a, b): first[a] * first[b] for a in range(3) for b in range(3)})
+
+
+# Rules that give up exactness
+
+
+def test_a_lossy_rule_says_so_and_accounts_for_it():
+    settings = {"draft": table(2), "tree": dp.Tree.chain(3), "max_new_tokens": 40, "seed": 1}
+    out = dp.generate(table(1), [0], lossy="lenience:0.5", **settings)
+    assert "not exact" in out.trace.summary()
+    assert "not exact" in out.trace.notice
+    assert out.trace.as_dict()["exact"] is False
+    assert out.trace.cost > 0
+    assert [len(step.cost) for step in out.trace.steps] == [len(step.tokens) for step in out.trace.steps]
+    exact = dp.generate(table(1), [0], **settings)
+    assert exact.trace.cost == 0
+    assert exact.trace.as_dict()["exact"] is True
+    assert "not exact" not in exact.trace.summary()
+    with pytest.raises(dp.DraftproofError, match="unknown lossy rule 'lenient': did you mean 'lenience'"):
+        dp.generate(table(1), [0], lossy="lenient")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftproof.draft import Tree, Verifier
+from draftproof.draft import Tree
 from draftproof.draws import Draw
+from draftproof.engine.laws import Row
 from draftproof.engine.request import Request
-from draftproof.engine.step import Row, step
+from draftproof.engine.step import Rule, step
 from draftproof.engine.text import Piece
 from draftproof.models.session import Model, Session
 
@@ -20,9 +21,10 @@ class Batch:
     """
 
     def __init__(
-        self, target: Model, draft: Model | None, verifier: Verifier, tree: Tree, draw: Draw, size: int, capacity: int
+        self, target: Model, draft: Model | None, rule: Rule, tree: Tree, draw: Draw, size: int, capacity: int
     ) -> None:
-        self.verifier, self.tree, self.draw = verifier, tree, draw
+        self.rule, self.tree, self.draw = rule, tree, draw
+        self.vocabulary = target.vocabulary
         self.target = target.session(size, capacity)
         self.drafter = draft.session(size, capacity) if draft is not None else None
         self.rows: list[list[Request]] = []
@@ -41,7 +43,7 @@ class Batch:
         """One target call: what each request said in it."""
         rows = [self._row(requests) for requests in self.rows]
         tree = self.tree.cut(max(row.depth for row in rows)) if self.drafter else Tree.chain(0)
-        outcome = step(rows, self.target, self.drafter, self.verifier, tree, self.draw)
+        outcome = step(rows, self.target, self.drafter, self.rule, tree, self.draw, self.vocabulary)
         if outcome.failure is not None:
             self.drafter = None
         said, rest = [], []

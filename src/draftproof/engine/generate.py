@@ -7,15 +7,20 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from draftproof import couple
+from draftproof import lossy as lossy_rules
 from draftproof import verify as verifiers
-from draftproof.draft import Tree, Verifier
+from draftproof.couple import Coupling
+from draftproof.draft import Tree
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine.batch import Batch
+from draftproof.engine.laws import Member
 from draftproof.engine.request import Output, Request
-from draftproof.engine.step import Member
+from draftproof.engine.step import Rule
 from draftproof.engine.text import Piece
 from draftproof.engine.trace import Trace
 from draftproof.errors import DraftproofError
+from draftproof.lossy import Lossy
 from draftproof.models import check_vocabularies, drafter, load
 from draftproof.models.session import Model
 from draftproof.noise import check_seed
@@ -83,6 +88,7 @@ def prepare(
     *,
     draft: str | Model | None = "ngram",
     verify: str = "block",
+    lossy: str | None = None,
     tree: Tree | None = None,
     draw: str | None = None,
     sampling: Sampling | None = None,
@@ -98,13 +104,14 @@ def prepare(
     prompt          words (put through the model's chat template if it has one and `chat` is true), chat messages, or
                     token ids, taken as they are
     draft           a model, "ngram", a name, or None for plain sampling
-    verify          a name of `draftproof list`
+    verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
+    lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
     tree            shape of the guesses; a chain of five by default
     draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
     sampling        what law the text follows; `draft_sampling` shapes the guesses only and never changes that law
     seed            same seed, settings and machine: same text; drawn freshly if not given, and reported
     """
-    verifier = verifiers.get(verify)
+    rule = choose_rule(verify, lossy)
     target = load(target) if isinstance(target, str) else target
     sampling = sampling or Sampling()
     if not sampling.end_tokens:
@@ -113,15 +120,14 @@ def prepare(
     if draft is not None:
         check_vocabularies(target, draft)
     tree = Tree.chain(0) if draft is None else (tree or Tree.chain(5))
-    if not verifier.accepts(tree):
-        raise DraftproofError(f"verifier {verify!r} works on {verifier.trees} drafts only: choose such a tree")
+    way = choose_draw(rule, tree, draw)
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + tree.size
-    batch = Batch(target, draft, verifier, tree, choose_draw(verifier, tree, draw), n, capacity)
+    batch = Batch(target, draft, rule, tree, way, n, capacity)
     requests = [
         Request(
             target,
@@ -131,7 +137,7 @@ def prepare(
             max_new_tokens,
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
-            Trace(verify, draft.name if draft else "none"),
+            Trace(rule.name, draft.name if draft else "none", rule.notice if isinstance(rule, Lossy) else ""),
         )
         for request in range(n)
     ]
@@ -139,10 +145,26 @@ def prepare(
     return batch, requests
 
 
-def choose_draw(verifier: Verifier, tree: Tree, name: str | None) -> Draw:
-    """The named way of drawing siblings, or the one that finds most among those the verifier is exact for."""
+def choose_rule(verify: str, lossy: str | None) -> Rule:
+    """The exact rule of that name, or the lossy one that was asked for in so many words."""
+    if lossy is not None:
+        return lossy_rules.get(lossy)
+    return couple.COUPLINGS[verify] if verify in couple.COUPLINGS else verifiers.get(verify)
+
+
+def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:
+    """The named way of drawing siblings, or the one that finds most among those the rule is exact for."""
+    if isinstance(rule, Coupling):
+        if name is not None:
+            raise DraftproofError(f"{rule.name!r} draws its guesses from the shared noise: leave `draw` out")
+        return DRAWS["iid"]  # not used: the coupling draws
+    # lossy rules take what the token rule takes: chains drawn from q
+    verifier = verifiers.get("token") if isinstance(rule, Lossy) else rule
+    if not verifier.accepts(tree):
+        raise DraftproofError(f"verifier {rule.name!r} works on {verifier.trees} drafts only: choose such a tree")
     if name is None:
-        order = ("iid", "distinct", "fixed") if tree.is_chain else ("plan", "distinct", "iid", "fixed")
+        order = ("iid", "distinct", "plan", "top", "fixed")  # all but the last are the same on a chain
+        order = order if tree.is_chain else ("plan", "distinct", "top", "iid", "fixed")
         name = next(d for d in order if d in verifier.draws)
     if name not in verifier.draws:
         exact = ", ".join(sorted(verifier.draws))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from draftproof.engine.step import Member
+from draftproof.engine.laws import Member
 from draftproof.engine.text import Decoder, Piece, Stopper
 from draftproof.engine.trace import Step, Trace
 from draftproof.models.session import Model
@@ -72,7 +72,9 @@ class Request:
             pieces += self._take(token, kind)
             if self.finish:
                 break
-        self.trace.steps.append(made._replace(tokens=made.tokens[:kept], accepted=min(made.accepted, kept)))
+        self.trace.steps.append(
+            made._replace(tokens=made.tokens[:kept], accepted=min(made.accepted, kept), cost=made.cost[:kept])
+        )
         if self.finish and self.finish != "stop":
             pieces += self._last_words()
         self._shown += [piece.text for piece in pieces]

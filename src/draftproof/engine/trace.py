@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,9 +14,14 @@ class Step(NamedTuple):
     drafted: int  # guesses submitted
     depth: int  # longest path among them
     accepted: int  # how many of `tokens` were guesses
-    expected: float  # accepted on average over the verifier's noise, given the guesses
-    reached: tuple[float, ...]  # probability that at least 1, 2, ... guesses are accepted, free of noise
+    reached: tuple[float, ...]  # given the guesses, probability that at least 1, 2, ... of them are accepted
+    cost: tuple[float, ...]  # empty for exact rules; else each token's total variation from the target's law
     seconds: dict[str, float]  # draft, target, verify
+
+    @property
+    def expected(self) -> float:
+        """Accepted guesses on average over the verifier's noise; those counted where the rule gives no law for it."""
+        return sum(self.reached) if self.reached else float(self.accepted)
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Trace:
 
     verifier: str = ""
     drafter: str = ""
+    notice: str = ""  # of a lossy rule: that the text is not exact
     steps: list[Step] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # why drafting was given up
 
@@ -67,6 +72,11 @@ class Trace:
         return shares
 
     @property
+    def cost(self) -> float:
+        """Total variation of all tokens added up: zero for exact rules."""
+        return sum(sum(step.cost) for step in self.steps)
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Time by phase."""
         total: Counter[str] = Counter()
@@ -92,6 +102,8 @@ class Trace:
             lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))
         if whole:
             lines.append("time " + ", ".join(f"{phase} {s / whole:.0%}" for phase, s in spent.items()))
+        if self.notice:
+            lines.append(f"{self.notice}: {self.cost:.3f} in sum, {self.cost / max(self.tokens, 1):.4f} a token")
         lines += [f"drafting given up: {reason} (went on by plain sampling)" for reason in self.failures]
         return "\n".join(lines)
 
@@ -100,6 +112,9 @@ class Trace:
         return {
             "verifier": self.verifier,
             "drafter": self.drafter,
+            "exact": not self.notice,
+            "notice": self.notice,
+            "total_variation": self.cost,
             "tokens": self.tokens,
             "target_calls": len(self.steps),
             "tokens_per_call": self.tokens_per_call,
@@ -110,14 +125,9 @@ class Trace:
             "accepted_lengths": self.histogram,
             "seconds": self.seconds,
             "draft_failures": dict(self.failures),
-            "steps": [step._asdict() for step in self.steps],
+            "steps": [{**step._asdict(), "expected": step.expected} for step in self.steps],
         }
 
 
 def _pairs(pairs: Any, pattern: str) -> str:
     return "  ".join(f"{key}: {pattern.format(value)}" for key, value in pairs)
-
-
-def by_depth(stop: Sequence[float], depth: Sequence[int]) -> tuple[float, ...]:
-    """Probability that the accepted length is at least 1, 2, ..., from the law of the last accepted node."""
-    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, max(depth) + 1))

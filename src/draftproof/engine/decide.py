@@ -1,0 +1,100 @@
+"""The target's half of a step: where each sample stops, and what it emits there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from draftproof.couple import Coupling
+from draftproof.draft import Draft, Tree, Verifier
+from draftproof.engine.laws import Member, Row, beside, noise, numbers
+from draftproof.engine.propose import Guesser
+from draftproof.law import Array, sample
+from draftproof.lossy import Lossy
+from draftproof.noise import Lane, races
+
+
+class Decision(NamedTuple):
+    """What became of one member of one row."""
+
+    row: int
+    member: int
+    node: int  # last accepted node of the tree
+    token: int  # emitted after it
+    reached: tuple[float, ...]  # probability of at least 1, 2, ... accepted guesses, where the rule has it
+    cost: tuple[float, ...] = ()  # of a lossy rule: total variation of each emitted token's law from the target's
+
+
+def decide(rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: Verifier | Lossy) -> list[Decision]:
+    """By a law: two uniforms for each member of the chosen rows."""
+    places = [(b, m) for b in chosen for m in range(len(rows[b].members))]
+    if not places:
+        return []
+    names = [(rows[b].members[m], rows[b].step) for b, m in places]
+    index = [b for b, _ in places]
+    chain, path = draft._replace(tokens=draft.tokens[index], q=draft.q[index], p=draft.p[index]), None
+    if isinstance(verifier, Verifier) and verifier.select is not None:
+        u = noise(names, Lane.SELECT, verifier.uniforms(draft.tree))
+        path, chain = verifier.select(chain, beside(u, chain.p))
+    stop = verifier.stop(chain)
+    node = sample(stop, beside(noise(names, Lane.STOP, 1)[:, 0], chain.p))
+    token = numbers(sample(verifier.next(chain, node), beside(noise(names, Lane.NEXT, 1)[:, 0], chain.p)))
+    reached = [_by_depth(law, chain.tree) for law in numbers(stop)]
+    last = numbers(node)
+    cost: list[tuple[float, ...]] = [()] * len(places)
+    if isinstance(verifier, Lossy):
+        account = numbers(verifier.account(chain))
+        cost = [tuple(a[: n + 1]) for a, n in zip(account, last, strict=True)]  # a chain: node n follows n tokens
+    if path is not None:
+        last = [nodes[n] for nodes, n in zip(numbers(path), last, strict=True)]
+    return [Decision(b, m, *rest) for (b, m), *rest in zip(places, last, token, reached, cost, strict=True)]
+
+
+class Race:
+    """By shared noise: the exponentials of every position, made once for drafter and target."""
+
+    def __init__(self, coupling: Coupling, size: int) -> None:
+        self.coupling = coupling
+        self.size = size
+        self._made: dict[tuple[Member, int], np.ndarray] = {}
+
+    def guesser(self, rows: Sequence[Row]) -> Guesser:
+        """Guesses from the first member's races."""
+
+        def guess(q: Array, children: list[int], depth: int) -> Array:
+            entries = np.stack([self._at(row.members[0], len(row.output) + depth) for row in rows])
+            return self.coupling.draft(q, beside(entries, q[:, None]), len(children))
+
+        return guess
+
+    def decide(self, rows: Sequence[Row], draft: Draft) -> list[Decision]:
+        """Each member walks the tree: emit, and go on where a guess is equal."""
+        decisions = []
+        guesses = numbers(draft.tokens)
+        for b, row in enumerate(rows):
+            for m, member in enumerate(row.members):
+                node, going = 0, True
+                while going:
+                    entries = self._at(member, len(row.output) + draft.tree.depth[node])[None]
+                    p = draft.p[b, node][None]
+                    token = numbers(self.coupling.emit(p, beside(entries, p)))[0]
+                    equal = [child for child in draft.tree.children(node) if guesses[b][child] == token]
+                    going = bool(equal)
+                    node = equal[0] if equal else node
+                decisions.append(Decision(b, m, node, token, ()))
+        return decisions
+
+    def _at(self, member: Member, position: int) -> np.ndarray:
+        """[streams, V] exponentials of one sample at one position."""
+        if (member, position) not in self._made:
+            seed, request, place = (np.array([number]) for number in (*member, position))
+            self._made[member, position] = races(seed, request, place, self.size, self.coupling.streams)[0]
+        return self._made[member, position]
+
+
+def _by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:
+    """Probability that the accepted length is at least 1, 2, ..., from the law of the last accepted node."""
+    depth = tree.depth
+    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, depth[-1] + 1))

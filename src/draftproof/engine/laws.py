@@ -1,0 +1,85 @@
+"""Between sessions and rules: logits made laws, numbers drawn by name, arrays brought side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from draftproof.draft import Tree
+from draftproof.law import Array
+from draftproof.noise import Lane, uniforms
+from draftproof.sampling import Context, Sampling, law
+
+
+class Member(NamedTuple):
+    """One sample: the name of its random numbers."""
+
+    seed: int
+    request: int
+
+
+class Row(NamedTuple):
+    """One context, shared by all samples whose texts are the same so far."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    sampling: Sampling
+    draft_sampling: Sampling
+    members: tuple[Member, ...]
+    step: int
+    depth: int  # how far guesses may go: what lies beyond the wanted length or the context would be thrown away
+
+    @property
+    def last(self) -> int:
+        return (self.output or self.prompt)[-1]
+
+
+def laws(
+    logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarray, nodes: range, samplings: Sequence[Sampling]
+) -> Array:
+    """[B, len(nodes), V]: each node's logits made a law with the node's own path as history."""
+    xp = array_namespace(logits)
+    alike: dict[int, list[int]] = {}  # rows that are sampled the same way go through in one call
+    for b, sampling in enumerate(samplings):
+        alike.setdefault(id(sampling), []).append(b)
+    made = []
+    for group in alike.values():
+        sampling = samplings[group[0]]
+        contexts = None
+        if sampling.reads_history:
+            contexts = [_history(rows[b], tokens[b], tree.path(node)) for b in group for node in nodes]
+        scores = logits if len(alike) == 1 else logits[group]
+        flat = xp.reshape(scores, (-1, scores.shape[-1]))
+        made.append(xp.reshape(law(flat, sampling, contexts), scores.shape))
+    if len(made) == 1:
+        return made[0]
+    place = np.argsort([b for group in alike.values() for b in group])
+    return xp.concat(made, axis=0)[place.tolist()]
+
+
+def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
+    """What a node looks back on; a guess that was not drawn is no token (and its row is never used)."""
+    return Context(row.prompt, row.output + tuple(int(tokens[n]) for n in path if tokens[n] >= 0))
+
+
+def noise(names: Sequence[tuple[Member, int]], lane: Lane, count: int) -> np.ndarray:
+    """[B, count] uniforms named by each sample's seed and request and by its step."""
+    seed, request, step = np.array([(*member, step) for member, step in names], dtype=np.int64).T
+    return np.asarray(uniforms(seed, request, step, lane, count))
+
+
+def beside(array: Array, like: Array) -> Array:
+    """An array of any kind in the namespace, device and (for laws) precision of `like`; None becomes zeros."""
+    xp = array_namespace(like)
+    if array is None:
+        return like * 0
+    array = xp.asarray(array, device=like.device)
+    return xp.astype(array, like.dtype) if array.ndim == 3 and xp.isdtype(array.dtype, "real floating") else array
+
+
+def numbers(array: Array) -> Any:
+    """Python numbers of an array on any device."""
+    return array.tolist()
