@@ -78,7 +78,7 @@ def threshold(plan: Plan, place: int, top: int) -> Any:
     if place == top or place <= i:
         return plan.L[0] if place == top else plan.L[-1]
     while True:
-        u = max(_cuts_until(plan, i, j)[place - 1 - i : top - 1 - i])
+        u = _cuts_until(plan, i, j)[place - 1 - i : top - 1 - i].max()
         narrower = _chord(plan, place, top, u, i, j)
         if narrower == (i, j):
             return u

@@ -2,7 +2,7 @@
 
 With D the set of guesses, no rule accepts more than min over sets S of p(S) + P(D not inside S), and some rule reaches
 it (a minimal cut of the transport from guesses to tokens). For one guess that is 1 - TV(p, q), `law.overlap`. For
-independent guesses and for distinct ones the best S is a prefix of the tokens in ascending order of p/q, so that sorting
+independent guesses and for distinct ones the best S is a prefix of the tokens in ascending order of p/q, so sorting
 finds it. Rows are [..., V]; NumPy, torch or Fractions.
 """
 

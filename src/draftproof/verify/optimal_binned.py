@@ -18,6 +18,7 @@ from draftproof.verify.optimal import choose
 
 BINS = 64
 WIDTH = 0.2  # of a bin, in log(p/q); ratios beyond e^6 either way share the outermost bins
+TINY = 1e-30  # stands in for 0, which has no logarithm
 
 
 def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
@@ -32,15 +33,13 @@ def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
 
 
 def _bins(p: Array, q: Array) -> Array:
-    """[B, V] bin of each token: 0 where p is 0. Where q is 0 any will do, because there is nothing to pick."""
+    """[B, V] bin of each token, by p/q. Where q is 0 any will do, because there is nothing to pick."""
     xp = array_namespace(p)
     if p.dtype == object:
         p, q = p.astype(np.float64), q.astype(np.float64)
-    both = (p > 0) & (q > 0)
-    ratio = xp.where(both, p, p * 0 + 1) / xp.where(both, q, q * 0 + 1)
-    # A shift of 0.37 keeps the ratios of small integers, among them 1, away from the bins' edges.
-    steps = xp.astype(xp.floor(xp.log(ratio) / WIDTH + 0.37), xp.int64) + BINS // 2
-    return xp.where(p > 0, xp.clip(steps, 1, BINS - 1), steps * 0)
+    ratio = xp.clip(p, TINY, None) / xp.clip(q, TINY, None)
+    # Ratios of small integers, among them 1, stay away from the bins' edges, where rounding would decide.
+    return xp.astype(xp.clip(xp.log(ratio) / WIDTH + (BINS / 2 + 0.37), 0, BINS - 0.5), xp.int64)
 
 
 def _masses(bins: Array, law: Array) -> Array:
