@@ -31,8 +31,8 @@ def emitted(verifier: Verifier, draft: Draft) -> np.ndarray:
 @pytest.mark.parametrize(("verifier", "tree", "size", "draw"), CASES)
 def test_fractions_numpy_and_torch_agree(verifier: Verifier, tree: Tree, size: int, draw: Draw) -> None:
     """Every draft of a pair of tables with zeros, as one batch; the drafter abstains here and there."""
-    for seed in range(4):
-        exact, _ = drafts(table(2 * seed, size + 1), table(2 * seed + 1, size + 1, abstain=0.3), tree, draw, ())
+    for seed in range(2):
+        exact, _ = drafts(table(2 * seed, size), table(2 * seed + 1, size, abstain=0.3), tree, draw, ())
         p, q = exact.p.astype(np.float64), exact.q.astype(np.float64)
         wanted = emitted(verifier, Draft(tree, exact.tokens, q, p))
         tokens = torch.from_numpy(exact.tokens)
