@@ -37,8 +37,13 @@ def one(p: np.ndarray, q: np.ndarray) -> Draft:
     return Draft(Tree.chain(1), np.array([[-1, 0]]), np.stack([q, q * 0])[None], np.stack([p, p])[None])
 
 
+def stand_in(rule: Lossy) -> Verifier:
+    """The rule in a verifier's clothes, for the enumeration only: nothing in the package takes one for the other."""
+    return draftproof.verify.VERIFIERS["token"]._replace(name=rule.name, stop=rule.stop, next=rule.next)
+
+
 def first_token(rule: Lossy, target: Model, drafter: Model, size: int) -> list:
-    law = step_law(rule, target, drafter, Tree.chain(1), DRAWS["iid"])
+    law = step_law(stand_in(rule), target, drafter, Tree.chain(1), DRAWS["iid"])
     return [sum(mass for tokens, mass in law.items() if tokens[0] == token) for token in range(size)]
 
 
@@ -169,7 +174,7 @@ def test_account_covers_the_true_total_variation(rule: Lossy) -> None:
     worst = 0.0
     for seed in range(4):
         target, drafter = models(seed, abstain=0.2)
-        truth, law = target_law(target, 3), output_law(rule, target, drafter, Tree.chain(2), DRAWS["iid"], 3)
+        truth, law = target_law(target, 3), output_law(stand_in(rule), target, drafter, Tree.chain(2), DRAWS["iid"], 3)
         distance = sum(abs(law.get(key, 0) - truth.get(key, 0)) for key in law.keys() | truth.keys()) / 2
         account = expected_account(rule, target, drafter, Tree.chain(2), 3)
         assert distance <= account + 1e-12
