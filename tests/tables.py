@@ -41,7 +41,12 @@ def table(seed: int, size: int, *, abstain: float = 0.0, parts: int = 0) -> Mode
 
 
 def as_float(model: Model) -> Model:
-    """The same model with float64 rows, for rules that solve an equation and cannot stay rational."""
+    """The same model with float64 rows."""
+    return lambda context: model(context).astype(np.float64)
+
+
+def as_float(model: Model) -> Model:
+    """The same model with float64 rows, for what cannot stay rational: logarithms, races, solvers."""
     return lambda context: model(context).astype(np.float64)
 
 
