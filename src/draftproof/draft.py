@@ -181,6 +181,7 @@ class Verifier(NamedTuple):
     select: Callable[[Draft, Array], Selection] | None = None  # (draft, u [B, uniforms(tree)]) -> Selection
     uniforms: Callable[[Tree], int] = lambda tree: 0  # how many numbers `select` needs
     cells: Callable[[Draft], list[tuple[Array, Any]]] | None = None  # (u, weight) that integrate `select` for one draft
+    mixes: bool = False  # exact also where siblings come from several drafters (Draft.own)
 
     def accepts(self, tree: Tree) -> bool:
         """Whether the algorithm is defined on this shape of draft."""

@@ -40,7 +40,8 @@ def table(seed: int, size: int = 5, floor: float = 0.1) -> TableModel:
 def samples(target, draft, verifier, tree, *, length=3, sampling=None, draft_sampling=None, count=SAMPLES):
     """Outcomes of that many requests in one batch, each in a row of its own."""
     sampling = sampling or dp.Sampling()
-    batch = Batch(target, draft, verifier, tree, choose_draw(verifier, tree, None), count, capacity=0)
+    drafts = draft if isinstance(draft, list) else [draft]
+    batch = Batch(target, drafts, verifier, tree, choose_draw(verifier, tree, None), count, capacity=0)
     requests = [
         Request(target, PROMPT, sampling, draft_sampling or sampling, length, (), Member(seed=3, request=r), Trace())
         for r in range(count)
@@ -67,6 +68,15 @@ def test_the_joint_law_of_three_tokens_is_the_targets(name):
     counts, requests = samples(target, table(2, size, floor), verifier, shape(verifier), count=count)
     gof.check(counts, target_law(target.rows, 3, PROMPT))
     assert sum(request.trace.accepted for request in requests) > count / 4  # it did speculate
+
+
+@pytest.mark.parametrize("name", ["recursive", "importance", "match"])
+def test_several_drafters_side_by_side(name):
+    target = table(1, size=3, floor=0.2)
+    counts, _ = samples(target, [table(2, 3), table(3, 3)], verify.get(name), dp.Tree.of(2, 1), count=2500)
+    gof.check(counts, target_law(target.rows, 3, PROMPT))
+    with pytest.raises(dp.DraftproofError, match="'optimal' takes guesses of one drafter: for several use recursive"):
+        dp.generate(target, [0], draft=[target, target], verify="optimal", tree=dp.Tree.star(2))
 
 
 def test_controls_that_look_back_stay_exact_along_a_draft():
@@ -150,7 +160,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
         ]
 
     def run(chosen):
-        batch = Batch(target, draft, verifier, tree, choose_draw(verifier, tree, None), len(chosen), 60)
+        batch = Batch(target, [draft], verifier, tree, choose_draw(verifier, tree, None), len(chosen), 60)
         for request in chosen:
             batch.add([request])
         while not batch.is_finished:

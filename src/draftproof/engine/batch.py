@@ -10,28 +10,28 @@ from draftproof.engine.laws import Row
 from draftproof.engine.request import Request
 from draftproof.engine.step import Rule, step
 from draftproof.engine.text import Piece
-from draftproof.models.session import Model, Session
+from draftproof.models.session import Model
 
 
 class Batch:
-    """Requests in the rows of one target session and one draft session.
+    """Requests in the rows of one target session and of a session for each drafter.
 
     Requests that start from the same prompt occupy one row until their texts part; then the row is copied. A row whose
     texts are finished is given to the last row, so the rows in use are always the first ones.
     """
 
     def __init__(
-        self, target: Model, draft: Model | None, rule: Rule, tree: Tree, draw: Draw, size: int, capacity: int
+        self, target: Model, drafts: Sequence[Model], rule: Rule, tree: Tree, draw: Draw, size: int, capacity: int
     ) -> None:
         self.rule, self.tree, self.draw = rule, tree, draw
         self.vocabulary = target.vocabulary
         self.target = target.session(size, capacity)
-        self.drafter = draft.session(size, capacity) if draft is not None else None
+        self.drafters = [draft.session(size, capacity) for draft in drafts]
         self.rows: list[list[Request]] = []
 
     def add(self, requests: Sequence[Request]) -> None:
         """Requests with one prompt and one sampling, which start together."""
-        for session in self._sessions:
+        for session in (self.target, *self.drafters):
             session.join(len(self.rows), requests[0].prompt)
         self.rows.append(list(requests))
 
@@ -42,10 +42,10 @@ class Batch:
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """One target call: what each request said in it."""
         rows = [self._row(requests) for requests in self.rows]
-        tree = self.tree.cut(max(row.depth for row in rows)) if self.drafter else Tree.chain(0)
-        outcome = step(rows, self.target, self.drafter, self.rule, tree, self.draw, self.vocabulary)
+        tree = self.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
+        outcome = step(rows, self.target, self.drafters, self.rule, tree, self.draw, self.vocabulary)
         if outcome.failure is not None:
-            self.drafter = None
+            self.drafters = []
         said, rest = [], []
         for branch in outcome.branches:
             requests = [self.rows[branch.row][m] for m in branch.members]
@@ -59,10 +59,6 @@ class Batch:
             if not self.rows[row]:
                 self._retire(row)
         return said
-
-    @property
-    def _sessions(self) -> list[Session]:
-        return [session for session in (self.target, self.drafter) if session is not None]
 
     def _row(self, requests: list[Request]) -> Row:
         one = requests[0]
@@ -80,7 +76,7 @@ class Batch:
     def _retire(self, row: int) -> None:
         last = len(self.rows) - 1
         if row != last:
-            for session in self._sessions:
+            for session in (self.target, *self.drafters):
                 session.copy(last, row)
             self.rows[row] = self.rows[last]
         self.rows.pop()

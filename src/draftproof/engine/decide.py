@@ -34,7 +34,8 @@ def decide(rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: V
         return []
     names = [(rows[b].members[m], rows[b].step) for b, m in places]
     index = [b for b, _ in places]
-    chain, path = draft._replace(tokens=draft.tokens[index], q=draft.q[index], p=draft.p[index]), None
+    own = None if draft.own is None else draft.own[index]
+    chain, path = Draft(draft.tree, draft.tokens[index], draft.q[index], draft.p[index], own), None
     if isinstance(verifier, Verifier) and verifier.select is not None:
         u = noise(names, Lane.SELECT, verifier.uniforms(draft.tree))
         path, chain = verifier.select(chain, beside(u, chain.p))

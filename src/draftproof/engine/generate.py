@@ -11,7 +11,7 @@ from draftproof import couple
 from draftproof import lossy as lossy_rules
 from draftproof import verify as verifiers
 from draftproof.couple import Coupling
-from draftproof.draft import Tree
+from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine.batch import Batch
 from draftproof.engine.laws import Member
@@ -86,7 +86,7 @@ def prepare(
     prompt: Prompt,
     n: int = 1,
     *,
-    draft: str | Model | None = "ngram",
+    draft: str | Model | Sequence[str | Model] | None = "ngram",
     verify: str = "block",
     lossy: str | None = None,
     tree: Tree | None = None,
@@ -103,7 +103,7 @@ def prepare(
     target          a model, or a name for `draftproof.models.load`
     prompt          words (put through the model's chat template if it has one and `chat` is true), chat messages, or
                     token ids, taken as they are
-    draft           a model, "ngram", a name, or None for plain sampling
+    draft           a model, "ngram", a name, a list of those (sibling k is guessed by the k-th), or None
     verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
     lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
     tree            shape of the guesses; a chain of five by default
@@ -116,10 +116,13 @@ def prepare(
     sampling = sampling or Sampling()
     if not sampling.end_tokens:
         sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
-    draft = drafter(draft, target) if isinstance(draft, str) else draft
-    if draft is not None:
-        check_vocabularies(target, draft)
-    tree = Tree.chain(0) if draft is None else (tree or Tree.chain(5))
+    named = [] if draft is None else list(draft) if isinstance(draft, list | tuple) else [draft]
+    drafts: list[Model] = [drafter(one, target) if isinstance(one, str) else one for one in named]
+    for one in drafts:
+        check_vocabularies(target, one)
+    if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
+        raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
+    tree = (tree or Tree.chain(5)) if drafts else Tree.chain(0)
     way = choose_draw(rule, tree, draw)
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
@@ -127,7 +130,7 @@ def prepare(
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + tree.size
-    batch = Batch(target, draft, rule, tree, way, n, capacity)
+    batch = Batch(target, drafts, rule, tree, way, n, capacity)
     requests = [
         Request(
             target,
@@ -137,7 +140,11 @@ def prepare(
             max_new_tokens,
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
-            Trace(rule.name, draft.name if draft else "none", rule.notice if isinstance(rule, Lossy) else ""),
+            Trace(
+                rule.name,
+                " + ".join(one.name for one in drafts) or "none",
+                rule.notice if isinstance(rule, Lossy) else "",
+            ),
         )
         for request in range(n)
     ]

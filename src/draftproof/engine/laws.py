@@ -72,10 +72,8 @@ def noise(names: Sequence[tuple[Member, int]], lane: Lane, count: int) -> np.nda
 
 
 def beside(array: Array, like: Array) -> Array:
-    """An array of any kind in the namespace, device and (for laws) precision of `like`; None becomes zeros."""
+    """An array of any kind in the namespace, device and (for laws) precision of `like`."""
     xp = array_namespace(like)
-    if array is None:
-        return like * 0
     array = xp.asarray(array, device=like.device)
     return xp.astype(array, like.dtype) if array.ndim == 3 and xp.isdtype(array.dtype, "real floating") else array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -25,34 +26,48 @@ def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     return lambda q, children, depth: draw.sample(q, beside(u[:, children], q))
 
 
-def propose(
-    rows: Sequence[Row], drafter: Session | None, tree: Tree, guess: Guesser
-) -> tuple[np.ndarray, Array, str | None]:
-    """Guesses [B, N], the laws [B, N, V] they were drawn from (None if there are none), and why the drafter failed.
+class Proposal(NamedTuple):
+    """Guesses and the laws they were drawn from."""
 
-    When it fails, what was drawn before stays in the draft and nothing more is drawn. Throwing drawn guesses away
-    would bias the text, because whether a drafter fails may depend on what was drawn.
+    tokens: np.ndarray  # [B, N]
+    laws: list[Array]  # [B, N, V] of each drafter; sibling k was drawn from drafter k, counted round and round
+    failure: str | None  # why drafting broke off, if it did
+
+
+def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess: Guesser) -> Proposal:
+    """Guess level by level.
+
+    When a drafter fails, what was drawn before stays in the draft and nothing more is drawn. Throwing drawn guesses
+    away would bias the text, because whether a drafter fails may depend on what was drawn.
     """
     tokens = np.full((len(rows), tree.size), -1, dtype=np.int64)
     tokens[:, 0] = [row.last for row in rows]
-    levels: list[Array] = []
+    levels: list[list[Array]] = []
     failure = None
-    for depth, level in enumerate(tree.levels[:-1]):
-        if drafter is None:
-            break
+    for depth, level in enumerate(tree.levels[:-1] if drafters else ()):
         try:
-            q = _draft_laws(rows, drafter, tree, tokens, level)
+            laws = [_draft_laws(rows, drafter, tree, tokens, level) for drafter in drafters]
         except Exception as error:  # a drafter is a guest: whatever it raises, the text goes on
             failure = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             break
         for i, parent in enumerate(level):
             children = list(tree.children(parent))
-            if children:
-                tokens[:, children] = numbers(guess(q[:, i], children, depth))
-            else:
-                q[:, i] = 0
-        levels.append(q)
-    return tokens, _stack(levels, tree), failure
+            for k, q in enumerate(laws):
+                mine = children[k :: len(laws)]
+                if mine:
+                    tokens[:, mine] = numbers(guess(q[:, i], mine, depth))
+                else:
+                    q[:, i] = 0
+        levels.append(laws)
+    return Proposal(tokens, [_stack(list(one), tree) for one in zip(*levels, strict=True)], failure)
+
+
+def own_laws(tree: Tree, laws: Sequence[Array]) -> Array:
+    """[B, N, V]: the law that each node itself was drawn from, where siblings come from several drafters."""
+    xp = array_namespace(laws[0])
+    rank = [tree.children(parent).index(node) if node else 0 for node, parent in enumerate(tree.parent)]
+    parents = [max(parent, 0) for parent in tree.parent]
+    return xp.stack([laws[rank[n] % len(laws)][:, parents[n]] for n in range(tree.size)], axis=1)
 
 
 def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.ndarray, level: range) -> Array:
@@ -72,9 +87,7 @@ def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.nd
 
 
 def _stack(levels: list[Array], tree: Tree) -> Array:
-    """[B, N, V] from the rows of the inner levels, zero rows for the rest; None where nothing was drafted."""
-    if not levels:
-        return None
+    """[B, N, V] from the rows of the inner levels, zero rows for the rest."""
     xp = array_namespace(levels[0])
     drafted = xp.concat(levels, axis=1)
     missing = tree.size - drafted.shape[1]

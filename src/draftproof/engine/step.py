@@ -18,7 +18,7 @@ from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
 from draftproof.engine.decide import Decision, Race, decide
 from draftproof.engine.laws import Row, beside, laws
-from draftproof.engine.propose import by_draw, propose
+from draftproof.engine.propose import by_draw, own_laws, propose
 from draftproof.engine.trace import Step
 from draftproof.lossy import Lossy
 from draftproof.models.session import Session
@@ -42,31 +42,31 @@ class Outcome(NamedTuple):
 
 
 def step(
-    rows: Sequence[Row], target: Session, drafter: Session | None, rule: Rule, tree: Tree, draw: Draw, size: int
+    rows: Sequence[Row], target: Session, drafters: Sequence[Session], rule: Rule, tree: Tree, draw: Draw, size: int
 ) -> Outcome:
     """Advance every sample of every row by one target call; `size` is the vocabulary's."""
     race = Race(rule, size) if isinstance(rule, Coupling) else None
     guess = race.guesser(rows) if race else by_draw(rows, tree, draw)
     clock = [time.perf_counter()]
-    tokens, q, failure = propose(rows, drafter, tree, guess)
+    tokens, drawn_from, failure = propose(rows, drafters, tree, guess)
     clock.append(time.perf_counter())
 
     logits = target.extend(tree, tokens, range(tree.size))
     clock.append(time.perf_counter())
 
     p = laws(logits, rows, tree, tokens, range(tree.size), [row.sampling for row in rows])
-    draft = Draft(tree, beside(tokens, p), beside(q, p), p)
+    q = [beside(one, p) for one in drawn_from] or [p * 0]
+    draft = Draft(tree, beside(tokens, p), q[0], p, own_laws(tree, q) if len(q) > 1 else None)
     decisions = _by_law(rows, draft, rule) if race is None else race.decide(rows, draft)
     clock.append(time.perf_counter())
 
     seconds = dict(zip(("draft", "target", "verify"), np.diff(clock).tolist(), strict=True))
     branches, nodes, emitted = _branch(decisions, tokens, tree, seconds)
     tokens = tokens[[branch.row for branch in branches]]
-    for session in (target, drafter if failure is None else None):
-        if session is not None:
-            for i, branch in enumerate(branches[len(rows) :], start=len(rows)):
-                session.copy(branch.row, i)
-            session.commit(tree, tokens, nodes, emitted)
+    for session in (target, *(drafters if failure is None else ())):
+        for i, branch in enumerate(branches[len(rows) :], start=len(rows)):
+            session.copy(branch.row, i)
+        session.commit(tree, tokens, nodes, emitted)
     return Outcome(branches, failure)
 
 

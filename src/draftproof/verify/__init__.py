@@ -32,10 +32,22 @@ def register(
     select: Callable[[Draft, Array], Selection] | None = None,
     uniforms: Callable[[Tree], int] = lambda tree: 0,
     cells: Callable[[Draft], list[tuple[Array, Any]]] | None = None,
+    mixes: bool = False,
 ) -> Verifier:
     """Enter an algorithm under its name and return it."""
     verifier = Verifier(
-        name, summary, paper, frozenset(draws), trees, stop, next, frozenset(dominates), select, uniforms, cells
+        name=name,
+        summary=summary,
+        paper=paper,
+        draws=frozenset(draws),
+        trees=trees,
+        stop=stop,
+        next=next,
+        dominates=frozenset(dominates),
+        select=select,
+        uniforms=uniforms,
+        cells=cells,
+        mixes=mixes,
     )
     VERIFIERS[name] = verifier
     return verifier

@@ -125,4 +125,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
+    mixes=True,
 )

@@ -50,4 +50,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
+    mixes=True,
 )

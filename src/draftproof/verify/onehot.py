@@ -49,4 +49,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
+    mixes=True,
 )

@@ -37,4 +37,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
+    mixes=True,
 )
