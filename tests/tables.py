@@ -41,13 +41,17 @@ def table(seed: int, size: int, *, abstain: float = 0.0, parts: int = 0) -> Mode
 
 
 def as_float(model: Model) -> Model:
-    """The same model with float64 rows."""
-    return lambda context: model(context).astype(np.float64)
-
-
-def as_float(model: Model) -> Model:
     """The same model with float64 rows, for what cannot stay rational: logarithms, races, solvers."""
     return lambda context: model(context).astype(np.float64)
+
+
+def correlated(seed: int, size: int, scale: float, likeness: float) -> tuple[np.ndarray, np.ndarray]:
+    """Two softmax rows of normal logits: `likeness` is their correlation, `scale` their standard deviation."""
+    z, e = np.random.default_rng(seed).standard_normal((2, size))
+    logits = scale * np.stack([z, likeness * z + np.sqrt(1 - likeness**2) * e])
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p, q = weights / weights.sum(axis=1, keepdims=True)
+    return p, q
 
 
 # Shapes and vocabularies small enough to sum over every draft, wide and deep enough for every branch of a rule.
