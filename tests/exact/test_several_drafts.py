@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -43,9 +42,11 @@ def test_each_sibling_is_judged_by_its_own_law(name: str) -> None:
         stop=lambda draft: rule.stop(draft._replace(own=None)),
         next=lambda draft, node: rule.next(draft._replace(own=None), node),
     )
-    drafters = [table(50, 3), table(80, 3)]
-    law = output_law(blind, table(0, 3), drafters, Tree.star(2), IID, 1)
-    assert law != target_law(table(0, 3), 1)
+    laws = [
+        output_law(blind, table(seed, 3), [table(50 + seed, 3), table(80 + seed, 3)], Tree.star(2), IID, 1)
+        for seed in range(6)
+    ]
+    assert laws != [target_law(table(seed, 3), 1) for seed in range(6)]
 
 
 @pytest.mark.parametrize("name", ["naive", "recursive_distinct", "kseq", "top_plus_one", "optimal", "nodeplan"])
@@ -54,15 +55,6 @@ def test_rules_for_one_law_refuse_several(name: str) -> None:
     for ask in (lambda: VERIFIERS[name].stop(draft), lambda: VERIFIERS[name].next(draft, np.array([0]))):
         with pytest.raises(DraftproofError, match="use recursive or importance"):
             ask()
-
-
-@pytest.mark.parametrize("name", ["kseq", "importance"])
-def test_solvers_cost_speed_never_exactness(name: str) -> None:
-    """Rules with a search or a solver inside: the law that they really use is known, so the output is exact."""
-    for seed, (tree, size) in itertools.product(range(4), [(Tree.star(2), 4), (Tree.star(3), 2), (Tree.of(2, 1), 2)]):
-        target, drafter = table(2 * seed, size), table(2 * seed + 1, size)
-        length = tree.depth[-1] + 1
-        assert output_law(VERIFIERS[name], target, drafter, tree, IID, length) == target_law(target, length)
 
 
 # Acceptance in closed form

@@ -40,9 +40,13 @@ def pair(p: Array, q: Array) -> Array:
 
 
 def certain(p: Array, q: Array, siblings: int) -> Array:
-    """[...]: whether one of K i.i.d. guesses can always be accepted: if and only if q(S)^K <= p(S) for every set S."""
+    """[...]: whether one of K i.i.d. guesses can always be accepted: if and only if q(S)^K <= p(S) for every set S.
+
+    Floats get 1e-12 of slack, because both sides are 1 for the whole vocabulary; Fractions get none.
+    """
     p_mass, q_mass = _prefixes(p, q)
-    return array_namespace(p, q).all(q_mass**siblings <= p_mass, axis=-1)
+    slack = 0 if p.dtype == object else 1e-12
+    return array_namespace(p, q).all(q_mass**siblings - p_mass <= slack, axis=-1)
 
 
 def after_top(p: Array, q: Array, siblings: int, count: Array) -> Array:
@@ -72,6 +76,8 @@ def distinct(p: Any, q: Any, siblings: int, nodes: int = 1200) -> float:
     order = np.nonzero(q > 0)[0]
     order = order[np.argsort(p[order] / q[order], kind="stable")]
     siblings = min(siblings, len(order))
+    if siblings == 0:
+        return 0.0
     step = 85 / nodes
     t = np.exp(np.arange(-40, 45, step))
     fewer = np.zeros((siblings, len(t)))  # probability that exactly 0 .. K-1 tokens of S arrived by t

@@ -48,6 +48,8 @@ def transport(p: Any, law: Guesses) -> Transport:
     """The best acceptance for a target row p [V]: a token gets at most p, a set sends at most its probability."""
     routes = [(s, x) for s in law for x in sorted(s)]
     sets = {s: n for n, s in enumerate(law)}
+    if not routes:  # the drafter has no guess
+        return Transport(0.0, {s: {} for s in law})
     columns = np.arange(len(routes))
     rows = np.concatenate([[sets[s] for s, _ in routes], [len(sets) + x for _, x in routes]])
     solution = _maximise(

@@ -1,0 +1,108 @@
+"""Hull and peel: the pick has the law it claims, exactly on Fractions and to rounding on the worst floats."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftproof import hull
+from draftproof.law import overlap
+from draftproof.theory import bounds
+from tables import correlated, table
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
+
+
+def law_of_the_pick(plan: hull.Plan, q: Any) -> Any:
+    """Summed over every outcome of the guesses."""
+    law = q * 0
+    for guess in itertools.product(np.nonzero(q > 0)[0].tolist(), repeat=plan.siblings):
+        chance = math.prod(q[x] for x in guess)
+        for token, share in zip(guess, hull.winner(plan, np.array(guess)), strict=True):
+            law[token] += chance * share
+    return law
+
+
+@pytest.mark.parametrize(("size", "siblings"), [(2, 4), (3, 3), (4, 2), (5, 2)])
+def test_pick_has_its_law_exactly(size: int, siblings: int) -> None:
+    for seed in range(15):
+        p, q = table(2 * seed, size)(()), table(2 * seed + 1, size)(())
+        plan = hull.plan(p, q, siblings)
+        assert list(law_of_the_pick(plan, q)) == list(plan.law)
+        assert overlap(p, plan.law) == bounds.iid(p, q, siblings)
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0, 15.0, 40.0])
+def test_pick_has_its_law_in_floats(scale: float) -> None:
+    """Logits so far apart that most tokens have less mass than rounding leaves."""
+    for seed in range(6):
+        p, q = correlated(seed, 6, scale, (0.3, 0.9, 0.99)[seed % 3])
+        plan = hull.plan(p, q, 3)
+        assert abs(law_of_the_pick(plan, q) - plan.law).sum() < 1e-14
+        assert abs(plan.law.sum() - 1) < 1e-14
+
+
+@pytest.mark.parametrize("siblings", [2, 3, 4])
+def test_golden_plan(siblings: int) -> None:
+    wanted = GOLDEN[f"iid_K{siblings}"]
+    plan = hull.plan(np.array(GOLDEN["p"]), np.array(GOLDEN["q"]), siblings)
+    assert plan.order.tolist() == wanted["order_ascending_ratio"]
+    assert plan.vertices.tolist() == wanted["hull_nodes"]
+    np.testing.assert_allclose(plan.law, wanted["a"], rtol=0, atol=1e-12)
+    cuts = [hull.threshold(plan, k, k + 1) for k in range(1, 5)]
+    np.testing.assert_allclose(cuts, wanted["nu_boundaries_1_to_m-1"], rtol=0, atol=1e-12)
+    assert overlap(np.array(GOLDEN["p"]), plan.law) == pytest.approx(wanted["alpha_star"], abs=1e-12)
+
+
+def test_classes_and_thresholds_agree() -> None:
+    """Two places share a class from their threshold on and not before; far places join no earlier than near ones."""
+    for seed in range(6):
+        p, q = table(2 * seed, 7)(()), table(2 * seed + 1, 7)(())
+        plan = hull.plan(p, q, 3)
+        for low, high in itertools.combinations(range(1, len(plan.order) + 1), 2):
+            u = hull.threshold(plan, low, high)
+            assert u == max(hull.threshold(plan, k, k + 1) for k in range(low, high))
+            for shift in (Fraction(-1, 10**6), Fraction(1, 10**6)):
+                if 0 <= u + shift < 1:
+                    together = hull.segment(plan, low, u + shift) == hull.segment(plan, high, u + shift)
+                    assert together is (shift > 0)
+
+
+@pytest.mark.parametrize("siblings", [2, 4])
+def test_one_pick_is_best_for_every_scaled_target(siblings: int) -> None:
+    """min over S of w p(S) + 1 - q(S)^K is reached by the same law for all w <= 1."""
+    p, q = correlated(3, 6, 1.5, 0.6)
+    a = hull.plan(p, q, siblings).law
+    sets = [np.array(mask) for mask in itertools.product([False, True], repeat=6)]
+    for w in (0.1, 0.5, 0.9):
+        limit = min(w * p[inside].sum() + 1 - q[inside].sum() ** siblings for inside in sets)
+        assert np.minimum(w * p, a).sum() == pytest.approx(limit, abs=1e-12)
+
+
+@pytest.mark.parametrize(("scale", "likeness"), [(3.0, 0.9), (3.0, 0.99), (15.0, 0.9), (1.0, 0.5)])
+def test_large_row_reaches_the_limit(scale: float, likeness: float) -> None:
+    p, q = correlated(11, 1000, scale, likeness)
+    plan = hull.plan(p, q, 4)
+    assert overlap(p, plan.law) == pytest.approx(bounds.iid(p, q, 4), abs=1e-9)
+    assert abs(plan.law.sum() - 1) < 1e-12
+
+
+def test_large_row_picks_by_its_law() -> None:
+    """Mean over u of the classes' laws, from the thresholds of all neighbours, is `a`."""
+    p, q = correlated(12, 120, 3.0, 0.97)
+    plan = hull.plan(p, q, 4)
+    size = len(plan.order)
+    cuts = np.array([1.0] + [hull.threshold(plan, k, k + 1) for k in range(1, size)] + [1.0])
+    edges, law = np.unique(np.append(cuts, 0.0)), np.zeros(size)
+    for low, high in itertools.pairwise(edges):
+        active = np.nonzero(cuts > (low + high) / 2)[0]
+        mass = np.diff(plan.L[active] ** 4)
+        law += (high - low) * plan.q * np.repeat(mass / np.diff(plan.L[active]), np.diff(active))
+    np.testing.assert_allclose(law, plan.a, rtol=0, atol=1e-13)
