@@ -116,7 +116,7 @@ def prepare(
     sampling = sampling or Sampling()
     if not sampling.end_tokens:
         sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
-    named = [] if draft is None else list(draft) if isinstance(draft, list | tuple) else [draft]
+    named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
     drafts: list[Model] = [drafter(one, target) if isinstance(one, str) else one for one in named]
     for one in drafts:
         check_vocabularies(target, one)
@@ -131,6 +131,8 @@ def prepare(
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + tree.size
     batch = Batch(target, drafts, rule, tree, way, n, capacity)
+    guessers = " + ".join(one.name for one in drafts) or "none"
+    notice = rule.notice if isinstance(rule, Lossy) else ""
     requests = [
         Request(
             target,
@@ -140,11 +142,7 @@ def prepare(
             max_new_tokens,
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
-            Trace(
-                rule.name,
-                " + ".join(one.name for one in drafts) or "none",
-                rule.notice if isinstance(rule, Lossy) else "",
-            ),
+            Trace(rule.name, guessers, notice),
         )
         for request in range(n)
     ]

@@ -29,6 +29,7 @@ def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
 class Proposal(NamedTuple):
     """Guesses and the laws they were drawn from."""
 
+    tree: Tree  # as far down as anything was drawn
     tokens: np.ndarray  # [B, N]
     laws: list[Array]  # [B, N, V] of each drafter; sibling k was drawn from drafter k, counted round and round
     failure: str | None  # why drafting broke off, if it did
@@ -59,7 +60,8 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
                 else:
                     q[:, i] = 0
         levels.append(laws)
-    return Proposal(tokens, [_stack(list(one), tree) for one in zip(*levels, strict=True)], failure)
+    tree = tree.cut(max(tree.depth[node] for node in range(tree.size) if (tokens[:, node] >= 0).any()))
+    return Proposal(tree, tokens[:, : tree.size], [_stack(one, tree) for one in zip(*levels, strict=True)], failure)
 
 
 def own_laws(tree: Tree, laws: Sequence[Array]) -> Array:
@@ -86,9 +88,9 @@ def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.nd
     return xp.where(beside((drawn & deeper)[..., None], q), q, q * 0)
 
 
-def _stack(levels: list[Array], tree: Tree) -> Array:
+def _stack(levels: Sequence[Array], tree: Tree) -> Array:
     """[B, N, V] from the rows of the inner levels, zero rows for the rest."""
     xp = array_namespace(levels[0])
-    drafted = xp.concat(levels, axis=1)
+    drafted = xp.concat(levels, axis=1)[:, : tree.size]
     missing = tree.size - drafted.shape[1]
     return xp.concat([drafted, *[drafted[:, :1] * 0] * missing], axis=1)

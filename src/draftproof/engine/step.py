@@ -48,7 +48,7 @@ def step(
     race = Race(rule, size) if isinstance(rule, Coupling) else None
     guess = race.guesser(rows) if race else by_draw(rows, tree, draw)
     clock = [time.perf_counter()]
-    tokens, drawn_from, failure = propose(rows, drafters, tree, guess)
+    tree, tokens, drawn_from, failure = propose(rows, drafters, tree, guess)
     clock.append(time.perf_counter())
 
     logits = target.extend(tree, tokens, range(tree.size))
