@@ -31,7 +31,7 @@ def generate(
     target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="ngram, a model, or none for plain sampling.")] = "ngram",
     verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5.")] = "chain:5",
+    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "chain:5",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
@@ -77,7 +77,7 @@ def generate(
     settings: dict[str, Any] = {
         "verify": "gumbel" if reproducible else verify,
         "lossy": lossy,
-        "tree": Tree.parse(tree),
+        "tree": tree if tree == "auto" else Tree.parse(tree),
         "sampling": sampling,
         "draft_sampling": dataclasses.replace(sampling, **changes),
         "max_new_tokens": max_new_tokens,

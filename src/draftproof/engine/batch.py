@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from draftproof.draft import Tree
 from draftproof.draws import Draw
+from draftproof.engine.auto import Auto
 from draftproof.engine.laws import Row
 from draftproof.engine.request import Request
 from draftproof.engine.step import Rule, step
@@ -21,7 +23,14 @@ class Batch:
     """
 
     def __init__(
-        self, target: Model, drafts: Sequence[Model], rule: Rule, tree: Tree, draw: Draw, size: int, capacity: int
+        self,
+        target: Model,
+        drafts: Sequence[Model],
+        rule: Rule,
+        tree: Tree | Auto,
+        draw: Draw,
+        size: int,
+        capacity: int,
     ) -> None:
         self.rule, self.tree, self.draw = rule, tree, draw
         self.vocabulary = target.vocabulary
@@ -46,6 +55,10 @@ class Batch:
         outcome = step(rows, self.target, self.drafters, self.rule, tree, self.draw, self.vocabulary)
         if outcome.failure is not None:
             self.drafters = []
+        if isinstance(self.tree, Auto):
+            self.tree.learn(tree, [branch.step for branch in outcome.branches])
+            for request in chain(*self.rows):
+                request.trace.tree = self.tree.name
         said, rest = [], []
         for branch in outcome.branches:
             requests = [self.rows[branch.row][m] for m in branch.members]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from draftproof import couple
 from draftproof import lossy as lossy_rules
@@ -13,6 +13,7 @@ from draftproof import verify as verifiers
 from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
+from draftproof.engine.auto import Auto, trees_of
 from draftproof.engine.batch import Batch
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Output, Request
@@ -89,7 +90,7 @@ def prepare(
     draft: str | Model | Sequence[str | Model] | None = "ngram",
     verify: str = "block",
     lossy: str | None = None,
-    tree: Tree | None = None,
+    tree: Tree | Literal["auto"] | None = None,
     draw: str | None = None,
     sampling: Sampling | None = None,
     draft_sampling: Sampling | None = None,
@@ -106,7 +107,7 @@ def prepare(
     draft           a model, "ngram", a name, a list of those (sibling k is guessed by the k-th), or None
     verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
     lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
-    tree            shape of the guesses; a chain of five by default
+    tree            shape of the guesses, a chain of five by default; "auto" measures at the start which one pays most
     draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
     sampling        what law the text follows; `draft_sampling` shapes the guesses only and never changes that law
     seed            same seed, settings and machine: same text; drawn freshly if not given, and reported
@@ -122,15 +123,15 @@ def prepare(
         check_vocabularies(target, one)
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
-    tree = (tree or Tree.chain(5)) if drafts else Tree.chain(0)
-    way = choose_draw(rule, tree, draw)
+    shape = Tree.chain(0) if not drafts else Auto(trees_of(rule)) if tree == "auto" else tree or Tree.chain(5)
+    way = choose_draw(rule, shape.trials[-1] if isinstance(shape, Auto) else shape, draw)
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
-    capacity = min(longest, target.context or longest) + tree.size
-    batch = Batch(target, drafts, rule, tree, way, n, capacity)
+    capacity = min(longest, target.context or longest) + shape.size
+    batch = Batch(target, drafts, rule, shape, way, n, capacity)
     guessers = " + ".join(one.name for one in drafts) or "none"
     notice = rule.notice if isinstance(rule, Lossy) else ""
     requests = [

@@ -31,6 +31,7 @@ class Trace:
     verifier: str = ""
     drafter: str = ""
     notice: str = ""  # of a lossy rule: that the text is not exact
+    tree: str = ""  # the shape that tree="auto" chose
     steps: list[Step] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # why drafting was given up
 
@@ -100,6 +101,8 @@ class Trace:
             )
             lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))
             lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))
+        if self.tree:
+            lines.append(f"tree chosen by measuring: {self.tree}")
         if whole:
             lines.append("time " + ", ".join(f"{phase} {s / whole:.0%}" for phase, s in spent.items()))
         if self.notice:
@@ -112,6 +115,7 @@ class Trace:
         return {
             "verifier": self.verifier,
             "drafter": self.drafter,
+            "tree": self.tree,
             "exact": not self.notice,
             "notice": self.notice,
             "total_variation": self.cost,
