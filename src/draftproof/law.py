@@ -24,6 +24,11 @@ def divide(a: Array, b: Array, otherwise: int = 0) -> Array:
     return xp.where(safe, a / xp.where(safe, b, b * 0 + 1), b * 0 + otherwise)
 
 
+def capped_ratio(p: Array, q: Array) -> Array:
+    """min(1, p / q), and 0 where q is: as min(p, q) / q it cannot overflow, however small q."""
+    return divide(array_namespace(p, q).where(p < q, p, q), q)
+
+
 def normalise(weights: Array) -> Array:
     """Weights scaled to sum to one along the last axis; an all-zero row stays zero."""
     xp = array_namespace(weights)

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import DRAWS
@@ -203,3 +204,13 @@ def test_picks_verified_with_q_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
         lambda draft, home: (honest(draft, home)[0], [draft.q[:, n] for n in range(draft.tree.size)]),
     )
     assert biased(VERIFIERS["sbv"], Tree.star(2), 3, "iid", 2)
+
+
+@pytest.mark.parametrize("name", ["token", "block", "traversal", "traversal_iid", "sbv", "gbv"])
+def test_a_ratio_beyond_the_largest_float_is_one(name: str) -> None:
+    """A guess of probability 1e-44 in float32 that the target finds likely, below a guess that it never makes."""
+    p = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]])
+    q = torch.tensor([[[1.0, 1e-44], [1e-44, 1.0], [0.0, 0.0]]])
+    for tokens, accepted in (([0, 0, 0], [1, 0, 0]), ([0, 1, 0], [0, 0, 1])):
+        draft = Draft(Tree.chain(2), torch.tensor([tokens]), q, p)
+        assert VERIFIERS[name].stop(draft)[0].tolist() == pytest.approx(accepted, abs=1e-6)

@@ -192,6 +192,14 @@ def test_torch_agrees(rule: Lossy) -> None:
     assert np.allclose(rule.next(draft, node), rule.next(same, torch.from_numpy(node)).numpy(), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_ratio_beyond_the_largest_float_does_no_harm(rule: Lossy) -> None:
+    p, q = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]), torch.tensor([[[1e-44, 1.0], [0.0, 0.0]]])
+    cost = rule.account(Draft(Tree.chain(1), torch.tensor([[0, 1]]), q, p))[0]
+    assert torch.isfinite(cost).all()
+    assert cost[0] <= 0.5 + 1e-6
+
+
 def test_lossy_and_exact_never_meet() -> None:
     """Different types, different names, and no exact rule imports a lossy one or the other way round."""
     assert not LOSSY.keys() & draftproof.verify.VERIFIERS.keys()

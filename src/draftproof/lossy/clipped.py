@@ -11,7 +11,7 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from draftproof.errors import DraftproofError
-from draftproof.law import Array, divide, residual
+from draftproof.law import Array, capped_ratio, divide, residual
 from draftproof.lossy import Lossy, on_chain, register
 
 
@@ -44,8 +44,7 @@ def clipped(ceiling: float) -> Lossy:
 
 def toward(out: Array, q: Array) -> tuple[Array, Array]:
     """Guesses from q made to follow the law `out`: kept with min(1, out / q), else drawn from (out - q)+."""
-    ratio = divide(out, q)
-    return array_namespace(out).where(ratio < 1, ratio, ratio * 0 + 1), residual(out, q)
+    return capped_ratio(out, q), residual(out, q)
 
 
 register(

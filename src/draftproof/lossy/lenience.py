@@ -6,10 +6,8 @@ should be, and the output is never further from p than q is.
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from draftproof.errors import DraftproofError
-from draftproof.law import Array, divide, residual
+from draftproof.law import Array, capped_ratio, residual
 from draftproof.lossy import Lossy, on_chain, register
 
 
@@ -19,8 +17,7 @@ def lenience(factor: float) -> Lossy:
         raise DraftproofError(f"the factor of lenience must be in (0, 1], 1 = exact, not {factor}")
 
     def rule(p: Array, q: Array) -> tuple[Array, Array]:
-        ratio = divide(p, factor * q)
-        return array_namespace(p).where(ratio < 1, ratio, ratio * 0 + 1), residual(p, factor * q)
+        return capped_ratio(p, factor * q), residual(p, factor * q)
 
     return on_chain("lenience", f"factor = {factor}", rule)
 

@@ -9,7 +9,7 @@ from array_api_compat import array_namespace
 
 from draftproof.controls import entropy
 from draftproof.errors import DraftproofError
-from draftproof.law import Array, divide, residual
+from draftproof.law import Array, capped_ratio, residual
 from draftproof.lossy import Lossy, on_chain, register
 
 
@@ -19,9 +19,7 @@ def skip(nats: float) -> Lossy:
         raise DraftproofError(f"the entropy of skip must be 0 (exact) or a positive number of nats, not {nats}")
 
     def rule(p: Array, q: Array) -> tuple[Array, Array]:
-        ratio = divide(p, q)
-        sure = entropy(q) < nats
-        return array_namespace(p).where((ratio < 1) & ~sure, ratio, ratio * 0 + 1), residual(p, q)
+        return array_namespace(p).where(entropy(q) < nats, p * 0 + 1, capped_ratio(p, q)), residual(p, q)
 
     return on_chain("skip", f"draft entropy below {nats} nats", rule)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
-from draftproof.law import Array, at, divide, positive, residual, row
+from draftproof.law import Array, at, capped_ratio, divide, positive, residual, row
 from draftproof.verify import register
 
 
@@ -18,11 +18,10 @@ def weights(draft: Draft) -> Array:
     """[B, N]: w_i, the probability that at least the first i tokens are accepted, given them."""
     p, q, tokens = draft.p, draft.q, draft.tokens
     xp = array_namespace(tokens)
-    ratio = divide(at(p[:, :-1], tokens[:, 1:]), at(q[:, :-1], tokens[:, 1:]))
+    p_x, q_x = at(p[:, :-1], tokens[:, 1:]), at(q[:, :-1], tokens[:, 1:])
     w = [p[:, 0, 0] * 0 + 1]
-    for i in range(ratio.shape[1]):
-        product = w[-1] * ratio[:, i]
-        w.append(xp.where(product < 1, product, product * 0 + 1))
+    for i in range(p_x.shape[1]):
+        w.append(capped_ratio(w[-1] * p_x[:, i], q_x[:, i]))
     return xp.stack(w, axis=1)
 
 

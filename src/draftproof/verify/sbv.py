@@ -13,7 +13,7 @@ from typing import NamedTuple
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
-from draftproof.law import Array, at, divide, one_hot, positive, residual, row
+from draftproof.law import Array, at, capped_ratio, divide, one_hot, positive, residual, row
 from draftproof.verify import register
 from draftproof.verify._merge import contexts
 from draftproof.verify._pick import beside, pick, winner
@@ -36,8 +36,7 @@ def picks(draft: Draft) -> Picks:
     weight = one_hot(merged.first[:, 0], like=share)
     for node in range(1, tree.size):
         parent, x = tree.parent[node], draft.tokens[:, node]
-        w = row(weight, merged.home[:, node]) * divide(at(draft.p[:, parent], x), at(laws[parent], x))
-        w = xp.where(w < 1, w, w * 0 + 1)
+        w = capped_ratio(row(weight, merged.home[:, node]) * at(draft.p[:, parent], x), at(laws[parent], x))
         w = xp.where((x >= 0) & (merged.first[:, node] == node), w, w * 0)
         weight = weight + one_hot(x * 0 + node, like=share) * w[:, None]
     return Picks(merged.home, laws, share, weight)

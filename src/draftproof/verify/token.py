@@ -9,7 +9,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
-from draftproof.law import Array, at, divide, residual, row
+from draftproof.law import Array, at, capped_ratio, residual, row
 from draftproof.verify import register
 
 
@@ -17,8 +17,7 @@ def stop(draft: Draft) -> Array:
     """[B, N]: accept node i with min(1, p/q), stop at the first rejection."""
     p, q, tokens = draft.p, draft.q, draft.tokens
     xp = array_namespace(tokens)
-    ratio = divide(at(p[:, :-1], tokens[:, 1:]), at(q[:, :-1], tokens[:, 1:]))  # [B, N-1]
-    accept = xp.where(ratio < 1, ratio, ratio * 0 + 1)
+    accept = capped_ratio(at(p[:, :-1], tokens[:, 1:]), at(q[:, :-1], tokens[:, 1:]))  # [B, N-1]
     reach, laws = p[:, 0, 0] * 0 + 1, []
     for i in range(accept.shape[1]):
         laws.append(reach * (1 - accept[:, i]))

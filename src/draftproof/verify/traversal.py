@@ -11,7 +11,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
-from draftproof.law import Array, at, divide, normalise, one_hot, positive, residual, row
+from draftproof.law import Array, at, capped_ratio, divide, normalise, one_hot, positive, residual, row
 from draftproof.verify import register
 
 
@@ -22,8 +22,7 @@ def refuse(p: Array, q: Array, w: Array, tokens: list[Array]) -> tuple[list[Arra
     for x in tokens:
         left = positive(w[:, None] * p - taken)
         share = 1 - w + xp.sum(left, axis=-1)  # S
-        weight = divide(at(left, x), share * at(q, x))
-        weight = xp.where(weight < 1, weight, weight * 0 + 1)
+        weight = capped_ratio(at(left, x), share * at(q, x))
         weights.append(xp.where(x < 0, weight * 0, weight))
         taken = xp.where((x < 0)[:, None], taken, taken + share[:, None] * q)  # a guess not drawn refuses nothing
         q = normalise(q * (1 - one_hot(x, like=q)))

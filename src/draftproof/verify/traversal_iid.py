@@ -11,7 +11,7 @@ from typing import NamedTuple
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
-from draftproof.law import Array, at, divide, one_hot, positive, residual, row
+from draftproof.law import Array, at, capped_ratio, divide, one_hot, positive, residual, row
 from draftproof.verify import register
 from draftproof.verify._merge import contexts
 from draftproof.verify.traversal import upward
@@ -37,8 +37,7 @@ def visit(draft: Draft) -> Visit:
         p, q = draft.p[:, parent], draft.q[:, parent]
         w, c = row(weight, home), row(taken, home)
         share = 1 - w + row(left, home)  # S
-        kept = divide(positive(w * at(p, x) - c * at(q, x)), share * at(q, x))
-        kept = xp.where(kept < 1, kept, kept * 0 + 1)
+        kept = capped_ratio(positive(w * at(p, x) - c * at(q, x)), share * at(q, x))
         drawn = x >= 0
         kept = xp.where(drawn & (merged.first[:, node] == node), kept, kept * 0)
         c = xp.where(drawn, c + share, c)
