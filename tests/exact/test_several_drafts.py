@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,11 +12,12 @@ from draftproof import hull
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.errors import DraftproofError
-from draftproof.law import at, divide, overlap, positive, residual
+from draftproof.law import at, divide, residual
+from draftproof.theory.acceptance import ACCEPTANCE, sampled
 from draftproof.theory.enumerate import expected_accepted, output_law, target_law
 from draftproof.verify import VERIFIERS, kseq, recursive, recursive_distinct
 from draftproof.verify._topdown import Rule, top_down
-from tables import table
+from tables import correlated, table
 
 IID, DISTINCT, FIXED, PLAN = (DRAWS[name] for name in ("iid", "distinct", "fixed", "plan"))
 SEVERAL = ["recursive", "importance"]
@@ -60,47 +60,22 @@ def test_rules_for_one_law_refuse_several(name: str) -> None:
 # Acceptance in closed form
 
 
-def naive(p: Any, q: Any, k: int) -> Any:
-    return overlap(p, q) + (positive(p - q) * (1 - (1 - q) ** (k - 1))).sum()
-
-
-def match(p: Any, q: Any, k: int) -> Any:
-    return (p * (1 - (1 - q) ** k)).sum()
-
-
-def recursion(p: Any, q: Any, k: int) -> Any:
-    refused = Fraction(1)
-    for _ in range(k):
-        refused, p = refused * (1 - overlap(p, q)), residual(p, q)
-    return 1 - refused
-
-
-def kseq_with_hits(p: Any, q: Any, k: int) -> Any:
-    rho = kseq.rho(p[None], q[None], np.array([k]))[0]
-    kept = np.minimum(p / rho, q)
-    beta = kept.sum()
-    accepted = 1 - (1 - beta) ** k
-    if accepted == 1:
-        return accepted
-    left = positive(p - kept * (accepted / beta if beta else 0))
-    refused = (q - kept) / (1 - beta)
-    return accepted + (1 - accepted) * (divide(left, left * 0 + left.sum()) * (1 - (1 - refused) ** k)).sum()
-
-
-def best(p: Any, q: Any, k: int) -> Any:
-    return overlap(p, hull.plan(p, q, k).law)
-
-
-@pytest.mark.parametrize(
-    ("name", "formula"),
-    [("naive", naive), ("match", match), ("recursive", recursion), ("kseq", kseq_with_hits), ("optimal", best)],
-)
+@pytest.mark.parametrize("name", sorted(ACCEPTANCE))
 @pytest.mark.parametrize("width", [2, 3])
-def test_acceptance_with_lucky_hits(name: str, formula: Callable[..., Any], width: int) -> None:
+def test_acceptance_with_lucky_hits(name: str, width: int) -> None:
+    verifier = VERIFIERS[name]
+    draw = IID if "iid" in verifier.draws else DRAWS[min(verifier.draws)]
     for seed in range(8):
         target, drafter = table(2 * seed, 3), table(2 * seed + 1, 3)
-        accepted = expected_accepted(VERIFIERS[name], target, drafter, Tree.star(width), IID)
-        assert accepted == formula(target(()), drafter(()), width)
+        accepted = expected_accepted(verifier, target, drafter, Tree.star(width), draw)
+        assert accepted == ACCEPTANCE[name](target(()), drafter(()), width)
+
+
+def test_sampled_acceptance() -> None:
+    """For rules without a formula; compared on one that has one."""
+    p, q = correlated(7, 20, 1.5, 0.8)
+    found = sampled(VERIFIERS["recursive"], "iid", p, q, 3, 4000)
+    assert found == pytest.approx(ACCEPTANCE["recursive"](p, q, 3), abs=0.02)
 
 
 def test_optimal_is_best_on_a_star() -> None:
@@ -122,7 +97,7 @@ def test_worked_example() -> None:
     q = np.array([Fraction(n, 20) for n in (6, 4, 5, 3, 2)])
     plan = hull.plan(p, q, 4)
     assert list(plan.law) == list(p)
-    assert recursion(p, q, 4) == Fraction(55, 64)
+    assert ACCEPTANCE["recursive"](p, q, 4) == Fraction(55, 64)
 
 
 # Wrong variants

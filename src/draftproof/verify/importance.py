@@ -101,6 +101,12 @@ def tournament(p: Any, laws: list[Any], tokens: list[int], solved: int, digits: 
 
 def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
     """The tournament's winner, then the token rule."""
+    a, chosen = choose(p, laws, tokens)
+    return judge(p, a, chosen, tokens)
+
+
+def choose(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
+    """The law [B, V] of the winner, and the probability [B, K] that each guess is it; zero without guesses."""
     xp = array_namespace(tokens)
     rows, chances = [], []
     for b, guesses in enumerate(tokens.tolist()):
@@ -112,7 +118,7 @@ def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
             a, chance[drawn] = tournament(target, own, seen, SOLVED, DIGITS)
         rows.append(beside(a, like=p))
         chances.append(beside(chance, like=p))
-    return judge(p, xp.stack(rows, axis=0), xp.stack(chances, axis=0), tokens)
+    return xp.stack(rows, axis=0), xp.stack(chances, axis=0)
 
 
 stop, next = top_down(rule, several_laws=True)

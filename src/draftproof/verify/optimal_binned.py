@@ -11,10 +11,9 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from draftproof.law import Array, divide
-from draftproof.verify import register
+from draftproof.verify import optimal, register
 from draftproof.verify._pick import beside
 from draftproof.verify._topdown import judge, top_down
-from draftproof.verify.optimal import choose
 
 BINS = 128
 WIDTH = 0.1  # of a bin, in log(p/q); ratios beyond e^6 either way share the outermost bins
@@ -23,13 +22,19 @@ TINY = 1e-30  # stands in for 0, which has no logarithm
 
 def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
     """The optimal pick with bins in place of tokens, then the token rule."""
+    a, chosen = choose(p, laws[0], tokens)
+    return judge(p, a, chosen, tokens)
+
+
+def choose(p: Array, q: Array, tokens: Array) -> tuple[Array, Array]:
+    """The law [B, V] of the picked token, and the probability [B, K] that each guess is it; zero without guesses."""
     xp = array_namespace(p)
-    q, bins = laws[0], _bins(p, laws[0])
+    bins = _bins(p, q)
     p_bins, q_bins = _masses(bins, p), _masses(bins, q)  # [B, BINS]
     seen = xp.take_along_axis(bins, xp.where(tokens < 0, tokens * 0, tokens), axis=1)
-    a_bins, chosen = choose(p_bins, q_bins, xp.where(tokens < 0, tokens, seen))
+    a_bins, chosen = optimal.choose(p_bins, q_bins, xp.where(tokens < 0, tokens, seen))
     share = beside(divide(a_bins, q_bins), like=q)
-    return judge(p, q * xp.take_along_axis(share, bins, axis=1), beside(chosen, like=p), tokens)
+    return q * xp.take_along_axis(share, bins, axis=1), beside(chosen, like=p)
 
 
 def _bins(p: Array, q: Array) -> Array:

@@ -1,0 +1,247 @@
+"""Which rule accepts most: every verifier on synthetic pairs of laws, one step and several, beside the limits.
+
+`python -m benchmarks.acceptance` writes docs/acceptance.md, docs/figures/acceptance.svg and
+benchmarks/results/acceptance.json. Laws are exact where they can be, so one run is enough; seeds are fixed. A new
+verifier gets its row without an edit here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftproof.couple.gumbel import match_probability
+from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draws import DRAWS
+from draftproof.law import overlap
+from draftproof.noise import Lane, uniforms
+from draftproof.theory import bounds
+from draftproof.theory.acceptance import ACCEPTANCE, WITHOUT_HITS, sampled
+from draftproof.verify import VERIFIERS
+
+ROOT = Path(__file__).resolve().parents[1]
+SCALE = 3.0  # standard deviation of the logits at temperature 1
+PAIRS = 40  # of laws, for each column
+SAMPLES = 64  # drafts for each pair where a rule has no formula
+NO_MATCH = "-"
+
+
+class Row(NamedTuple):
+    """One number of a table."""
+
+    table: str  # "one step" or "several steps"
+    rule: str
+    draw: str
+    siblings: int
+    likeness: float  # correlation of the drafter's logits with the target's
+    vocabulary: int
+    temperature: float
+    value: float  # probability that a guess is accepted; or expected number of accepted tokens
+    error: float  # standard error over the pairs
+
+
+def pair(chance: np.random.Generator, size: int, likeness: float, temperature: float) -> tuple[Any, Any]:
+    """Rows p and q [V]: softmax of correlated normal logits."""
+    z, e = chance.standard_normal((2, size))
+    logits = np.stack([z, likeness * z + np.sqrt(1 - likeness**2) * e]) * SCALE / temperature
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p, q = weights / weights.sum(axis=1, keepdims=True)
+    return p, q
+
+
+def one_step(pairs: int) -> Iterator[Row]:
+    """Every verifier on a star of K guesses, and the limit for each way of drawing."""
+    for likeness in (0.95, 0.8):
+        for size in (50, 1000):
+            for temperature in (0.5, 1.0, 1.5):
+                chance = np.random.default_rng([int(100 * likeness), size, int(10 * temperature)])
+                rows = [pair(chance, size, likeness, temperature) for _ in range(pairs)]
+                place = (likeness, size, temperature)
+                yield _row(
+                    "one step", "gumbel", "race", 1, place, [match_probability(p[None], q[None])[0] for p, q in rows]
+                )
+                yield _row("one step", "token", "iid", 1, place, [overlap(p, q) for p, q in rows])
+                for siblings in (2, 4):
+                    yield from _star(siblings, place, rows)
+
+
+def _star(siblings: int, place: tuple[float, int, float], rows: list[tuple[Any, Any]]) -> Iterator[Row]:
+    for draw, limit in bounds.LIMITS.items():
+        values = [float(limit(p[None], q[None], siblings)[0]) for p, q in rows]
+        yield _row("one step", "limit", draw, siblings, place, values)
+    for name, verifier in VERIFIERS.items():
+        if verifier.select is not None or not verifier.accepts(Tree.star(siblings)) or name == "onehot":
+            continue
+        draw = "iid" if "iid" in verifier.draws else min(verifier.draws)
+        formula = ACCEPTANCE.get(name, WITHOUT_HITS.get(name))
+        if formula is not None:
+            values = [float(formula(p, q, siblings)) for p, q in rows]
+        else:
+            values = [sampled(verifier, draw, p, q, siblings, SAMPLES, seed) for seed, (p, q) in enumerate(rows)]
+        yield _row("one step", name, draw, siblings, place, values)
+
+
+def several_steps(rounds: int, siblings: int = 4, length: int = 5, size: int = 50) -> Iterator[Row]:
+    """Every verifier on K independent paths of L tokens, or on one path; a fresh context-dependent pair every round."""
+    for likeness, temperature in ((0.95, 1.0), (0.8, 1.0), (0.95, 0.5)):
+        place = (likeness, size, temperature)
+        for tree, wanted in ((Tree.chain(length), {"chain"}), (Tree.paths(siblings, length), {"paths", "any"})):
+            drafts = draw_paths(tree, rounds, place)
+            for name, verifier in VERIFIERS.items():
+                if verifier.trees in wanted and "iid" in verifier.draws and name not in ("onehot", "importance"):
+                    width = len(tree.children(0))
+                    yield _row("several steps", name, "iid", width, place, _accepted(verifier, drafts))
+
+
+def draw_paths(tree: Tree, rounds: int, place: tuple[float, int, float]) -> Draft:
+    """`rounds` drafts of the tree, each with rows of its own for every context; equal paths have equal rows."""
+    likeness, size, temperature = place
+    seeds = np.random.SeedSequence([int(100 * likeness), int(10 * temperature)]).spawn(rounds)
+    tokens = np.full((rounds, tree.size), -1)
+    p, q = np.zeros((2, rounds, tree.size, size))
+    run = np.arange(rounds)
+    u = uniforms(run * 0, run * 0, run, Lane.DRAFT, tree.size)
+    for b, seed in enumerate(seeds):
+        base, seen = int(seed.generate_state(1)[0]), {}
+        for node in range(tree.size):
+            if node:
+                parent = tree.parent[node]
+                tokens[b, node] = DRAWS["iid"].sample(q[b, parent][None], u[b : b + 1, node : node + 1])[0, 0]
+            path = tuple(tokens[b, n] for n in tree.path(node))
+            if path not in seen:
+                seen[path] = pair(np.random.default_rng([base, *path]), size, likeness, temperature)
+            p[b, node], q[b, node] = seen[path]
+    leaves = [node for node in range(tree.size) if not tree.children(node)]
+    q[:, leaves] = 0
+    return Draft(tree, tokens, q, p)
+
+
+def _accepted(verifier: Verifier, draft: Draft) -> Any:
+    """[B]: expected accepted tokens given each draft."""
+    if verifier.select is not None:
+        run = np.arange(len(draft.tokens))
+        draft = verifier.select(
+            draft, uniforms(run * 0, run * 0, run, Lane.SELECT, verifier.uniforms(draft.tree))
+        ).chain
+    return (verifier.stop(draft) * np.array(draft.tree.depth)).sum(axis=1)
+
+
+def _row(table: str, rule: str, draw: str, siblings: int, place: tuple[float, int, float], values: Any) -> Row:
+    values = np.asarray(values, dtype=np.float64)
+    error = float(values.std() / np.sqrt(len(values)))
+    return Row(table, rule, draw, siblings, *place, round(float(values.mean()), 4), round(error, 4))
+
+
+def markdown(rows: list[Row]) -> str:
+    """The page."""
+    one, several = ([row for row in rows if row.table == table] for table in ("one step", "several steps"))
+    without = sorted({row.rule for row in one} & set(VERIFIERS) - set(ACCEPTANCE) - set(WITHOUT_HITS) - {"token"})
+    sampled_rules = ", ".join(f"`{name}`" for name in without)
+    return f"""# Acceptance
+
+Which rule accepts most, on synthetic pairs of laws, and how far each is from the limit.
+
+`python -m benchmarks.acceptance` wrote this page. Target and drafter are p = softmax(3 z / T) and
+q = softmax(3 (r z + sqrt(1 - r²) e) / T) with normal z and e: the drafter is better for larger r, the laws are flatter
+for larger T. Numbers are means over random pairs and contexts with fixed seeds.
+
+![Acceptance of each rule against the limits](figures/acceptance.svg)
+
+## One step
+
+The probability that the emitted token is one of K guesses. Rows of one way of drawing stand together, the limit that no
+exact rule exceeds first, then from worst to best. Each number is exact for its pairs, except for
+{sampled_rules}: these are means over {SAMPLES} sampled drafts a pair. `importance` and `optimal_binned` are
+counted without lucky hits.
+
+{_table(one)}
+
+`optimal` equals the limit for independent guesses in every column. `nodeplan` and `top_plus_one` equal the limits of
+their own ways of drawing, and `nodeplan` comes close to the limit for distinct guesses, which no simple rule reaches.
+
+## Several steps
+
+Accepted tokens per call of the target, with 4 independent paths of 5 tokens or, for K = 1, one path; the standard error
+is about {max(row.error for row in several):.2f}.
+
+{_table(several)}
+
+Rules in the upper part look at one node after the other; `sbv` and `csbv` pick one path first and judge it as a whole.
+Paths with the same beginning are one context for `gbv`, `sbv` and `csbv`, and separate nodes for the other rules.
+"""
+
+
+def _table(rows: list[Row]) -> str:
+    columns = sorted({(-row.likeness, row.vocabulary, row.temperature) for row in rows})
+    cells = {(row.siblings, row.draw, row.rule, -row.likeness, row.vocabulary, row.temperature): row for row in rows}
+    lines = sorted({(row.siblings, row.draw, row.rule) for row in rows}, key=lambda line: _rank(line, rows))
+    head = "| K | guesses | rule | " + " | ".join(f"r {-r} V {v} T {t}" for r, v, t in columns) + " |"
+    body = []
+    for line in lines:
+        found = [cells.get((*line, *column)) for column in columns]
+        numbers = " | ".join(NO_MATCH if row is None else f"{row.value:.3f}" for row in found)
+        name = "*limit*" if line[2] == "limit" else f"`{line[2]}`"
+        body.append(f"| {line[0]} | {line[1]} | {name} | {numbers} |")
+    return "\n".join([head, "|---|---|---|" + "---|" * len(columns), *body])
+
+
+def _rank(line: tuple[int, str, str], rows: list[Row]) -> tuple[Any, ...]:
+    """Lines by K, by way of drawing, the limit first, then from worst to best."""
+    values = [row.value for row in rows if (row.siblings, row.draw, row.rule) == line]
+    draws = ["race", *DRAWS]
+    return line[0], draws.index(line[1]), line[2] != "limit", sum(values) / len(values)
+
+
+def draw_figure(rows: list[Row], path: Path) -> None:
+    """Acceptance of four guesses against temperature, a panel for each vocabulary and drafter."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    shown = ["match", "naive", "recursive", "kseq", "optimal", "recursive_distinct", "top_plus_one", "nodeplan"]
+    places = sorted({(-row.likeness, row.vocabulary) for row in rows if row.table == "one step"})
+    with rc_context({"svg.hashsalt": "draftproof", "font.size": 9}):
+        figure = Figure(figsize=(11, 3.4))
+        axes = figure.subplots(1, len(places), sharey=True)
+        for axis, (likeness, vocabulary) in zip(axes, places, strict=True):
+            for rule, draw in [(name, None) for name in shown] + [("limit", "iid"), ("limit", "distinct")]:
+                line = sorted(
+                    (row.temperature, row.value)
+                    for row in rows
+                    if (row.table, row.siblings, row.rule) == ("one step", 4, rule)
+                    and (-row.likeness, row.vocabulary) == (likeness, vocabulary)
+                    and draw in (None, row.draw)
+                )
+                style = {"color": "#768390", "linestyle": "--" if draw == "iid" else ":"} if draw else {"marker": "o"}
+                axis.plot(*zip(*line, strict=True), label=f"{rule} {draw or ''}".strip(), markersize=3, **style)
+            axis.set_title(f"V = {vocabulary}, r = {-likeness}")
+            axis.set_xlabel("temperature")
+            axis.set_xticks([0.5, 1.0, 1.5])
+        axes[0].set_ylabel("acceptance, 4 guesses")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+        figure.set_layout_engine("constrained")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.acceptance", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of laws per column (default {PAIRS})")
+    parser.add_argument("--rounds", type=int, default=400, help="drafts per column of several steps (default 400)")
+    parser.add_argument("--root", type=Path, default=ROOT, help="where to write docs/ and benchmarks/results/")
+    options = parser.parse_args()
+    rows = [*one_step(options.pairs), *several_steps(options.rounds)]
+    results = options.root / "benchmarks" / "results" / "acceptance.json"
+    for path in (results, options.root / "docs" / "acceptance.md"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text("[\n" + ",\n".join(json.dumps(row._asdict()) for row in rows) + "\n]\n", encoding="utf-8")
+    (options.root / "docs" / "acceptance.md").write_text(markdown(rows), encoding="utf-8")
+    draw_figure(rows, options.root / "docs" / "figures" / "acceptance.svg")
+
+
+if __name__ == "__main__":
+    main()
