@@ -65,7 +65,12 @@ class Tree(NamedTuple):
         >>> Tree.parse("paths:2x3") == Tree.paths(2, 3)
         True
         """
-        makers = {"chain": (Tree.chain, 1), "star": (Tree.star, 1), "paths": (Tree.paths, 2), "of": (Tree.of, None)}
+        makers: dict[str, tuple[Callable[..., Tree], int | None]] = {
+            "chain": (Tree.chain, 1),
+            "star": (Tree.star, 1),
+            "paths": (Tree.paths, 2),
+            "of": (Tree.of, None),
+        }
         kind, _, sizes = text.partition(":")
         numbers = [int(size) for size in sizes.split("x") if size.isdigit() and int(size) > 0]
         if kind in makers and len(numbers) == len(sizes.split("x")):
