@@ -1,0 +1,66 @@
+"""Integer linear layers: no row sees its neighbours, and the model stays close to the one it was made from."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from tests import tiny
+
+import draftproof as dp
+from draftproof.models.hf import HFModel
+from draftproof.models.int8 import Input, Int8Linear, quantise
+
+TEXT = list(range(40, 90))
+
+
+def layer(bias: bool = True) -> tuple[torch.nn.Linear, Int8Linear]:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(96, 72, bias=bias)
+    return linear, Int8Linear(linear, Input(torch.rand(96) + 0.5))
+
+
+def test_a_row_alone_and_in_company_is_the_same_bit_for_bit():
+    _, quantised = layer()
+    x = torch.randn(33, 96) * torch.logspace(-3, 3, 33)[:, None]  # neighbours of every size
+    together = quantised(x[None])[0]
+    for i in range(33):
+        assert torch.equal(quantised(x[i : i + 1]), together[i : i + 1])
+
+
+def test_the_result_is_near_the_float_layer():
+    for bias in (True, False):
+        linear, quantised = layer(bias)
+        x = torch.randn(2, 5, 96)
+        error = (quantised(x) - linear(x)).norm() / linear(x).norm()
+        assert error < 0.02
+        assert quantised(x).shape == (2, 5, 72)
+    assert torch.isfinite(quantised(torch.zeros(1, 96))).all()
+
+
+def test_layers_that_read_one_tensor_quantise_it_once():
+    network = quantise(copy.deepcopy(tiny.network("llama")), TEXT)
+    attention = network.model.layers[0].self_attn
+    assert attention.q_proj.shared is attention.k_proj.shared is attention.v_proj.shared
+    assert attention.o_proj.shared is not attention.q_proj.shared
+    assert not any(isinstance(module, torch.nn.Linear) for module in network.modules())
+
+
+def test_a_quantised_model_is_a_target_of_its_own():
+    """Logits of a node do not depend on the tree around it, up to the rounding of attention in float32."""
+    model = HFModel(quantise(copy.deepcopy(tiny.network("llama")), TEXT), tiny.tokenizer())
+    ids = torch.tensor([TEXT])
+    with torch.no_grad():
+        whole, part = model.network(ids).logits[0], model.network(ids[:, :20]).logits[0]
+        float_law = torch.softmax(tiny.network("llama")(ids).logits[0], -1)
+    torch.testing.assert_close(whole[:20], part, atol=1e-4, rtol=1e-4)
+    assert (torch.softmax(whole, -1) - float_law).abs().sum(-1).mean() / 2 < 0.2
+    settings = {"sampling": dp.Sampling(temperature=0), "max_new_tokens": 20}
+    plain = dp.generate(model, "abcabc", draft=None, **settings)
+    assert dp.generate(model, "abcabc", draft=tiny.model(), **settings).tokens == plain.tokens
+
+
+def test_int8_is_a_dtype_by_name(tmp_path):
+    model = dp.load(str(tiny.save(tmp_path)), dtype="int8")
+    assert "int8" in model.name
+    assert isinstance(model.network.lm_head, Int8Linear)
