@@ -1,0 +1,213 @@
+"""What goes wrong in engines, as laws: each alternative says how the next token would be drawn if that were the fault.
+
+An alternative is a probability law a(. | past) over the vocabulary. If the engine is exact, the token y follows p, and
+a(y) / p(y) has mean sum_y p(y) a(y) / p(y) = 1 given everything before it: whoever bets on the alternative plays a fair
+game. Whether a is a good guess decides how much is won when the engine is not exact, and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from array_api_compat import array_namespace
+
+from draftproof.law import Array, at, divide, normalise, one_hot, positive, residual
+
+
+class Rows(NamedTuple):
+    """Tokens under audit, each with what is known before it is drawn."""
+
+    p: Array  # [R, V] float64: the target's law under the stated settings; a zero row where nothing can be said
+    y: Array  # [R] the token that came
+    ordered: Array  # [R, V] p, largest first
+    seen: Array  # [R, V] whether a token stood in the text before
+    q: Array = None  # [R, V] the draft's law; a zero row where it has no guess
+    untruncated: Array = None  # [R, V] without top-k, top-p and the like, where the settings have them
+    unpenalised: Array = None  # [R, V] without penalties, where the settings have them
+
+
+class Alternative(NamedTuple):
+    """One fault: the law it would give, and on which share of the tokens it is thought to happen."""
+
+    family: str
+    says: str  # "the outputs look like ..."
+    law: Callable[[Rows], Array]  # [R, V]
+    shares: tuple[float, ...] = (0.999,)  # below one: a single token must not be able to lose everything
+    cap: Callable[[float], float] = lambda tolerance: tolerance**-0.25  # of the ratio, where noise is allowed for
+
+
+class Payoff(NamedTuple):
+    """What a bet on one alternative pays at each token."""
+
+    ratio: Array  # [R] a(y) / p(y): mean one under p; infinite where p(y) = 0 and no noise is allowed for
+    spread: Array  # [R] largest less smallest ratio: what a unit of total variation could add to the mean
+
+
+def payoff(alternative: Alternative, rows: Rows, tolerance: float) -> Payoff:
+    """The ratio at y. With a tolerance it is capped, and what the cap takes is given back evenly: the mean stays one.
+
+    If the engine's law is within `tolerance` of p in total variation, the ratio's mean under it is at most
+    1 + tolerance * spread, and the bet is charged with that.
+    """
+    xp = array_namespace(rows.p)
+    a, p = alternative.law(rows), rows.p
+    drawable = p > 0
+    here, share = at(p, rows.y), at(a, rows.y)
+    if tolerance == 0:
+        endless = xp.where(share > 0, here * 0 + math.inf, here * 0 + 1)
+        return Payoff(xp.where(here > 0, divide(share, here), endless), here * 0)
+    cap = alternative.cap(tolerance)
+    ratio = divide(a, p)
+    ratio = xp.where(ratio < cap, ratio, ratio * 0 + cap)
+    outside = xp.where(a > 0, a * 0 + cap, a * 0)
+    rest = 1 - xp.sum(p * ratio, axis=-1)  # [R]
+    low = xp.min(xp.where(drawable, ratio, xp.where(xp.any(drawable, axis=-1, keepdims=True), cap, 0.0)), axis=-1)
+    high = xp.max(xp.where(drawable, ratio, outside), axis=-1)
+    there = xp.where(share > 0, here * 0 + cap, here * 0 + 1 - rest)  # neither law has the token: no bet
+    return Payoff(xp.where(here > 0, at(ratio, rows.y), there) + rest, high - low)
+
+
+# Temperature, truncation, repetition
+
+
+def heated(factor: float) -> Callable[[Rows], Array]:
+    """The law at `factor` times its temperature."""
+    return lambda rows: normalise(rows.p ** (1 / factor))
+
+
+def _kept(rows: Rows, threshold: Array) -> Array:
+    return normalise(array_namespace(rows.p).where(rows.p >= threshold, rows.p, rows.p * 0))
+
+
+def top_k(k: int) -> Callable[[Rows], Array]:
+    return lambda rows: rows.p if k >= rows.p.shape[-1] else _kept(rows, rows.ordered[:, k - 1 : k])
+
+
+def top_p(mass: float) -> Callable[[Rows], Array]:
+    def law(rows: Rows) -> Array:
+        xp = array_namespace(rows.p)
+        before = xp.cumulative_sum(rows.ordered, axis=-1) - rows.ordered
+        count = xp.sum(xp.astype(before < mass, xp.int64), axis=-1)
+        return _kept(rows, at(rows.ordered, count - 1)[:, None])
+
+    return law
+
+
+def min_p(share: float) -> Callable[[Rows], Array]:
+    return lambda rows: _kept(rows, share * rows.ordered[:, :1])
+
+
+def repeated(pressure: float) -> Callable[[Rows], Array]:
+    """Tokens of the text so far, made exp(pressure) times as likely."""
+
+    def law(rows: Rows) -> Array:
+        return normalise(array_namespace(rows.p).where(rows.seen, rows.p * math.exp(pressure), rows.p))
+
+    return law
+
+
+def impossible(rows: Rows) -> Array:
+    """Any token that the settings forbid."""
+    xp = array_namespace(rows.p)
+    forbidden = xp.where(rows.p > 0, rows.p * 0, rows.p * 0 + 1)
+    return normalise(xp.where(xp.sum(forbidden, axis=-1, keepdims=True) > 0, forbidden, rows.p))
+
+
+def untruncated(rows: Rows) -> Array:
+    return rows.p if rows.untruncated is None else rows.untruncated
+
+
+def unpenalised(rows: Rows) -> Array:
+    return rows.p if rows.unpenalised is None else rows.unpenalised
+
+
+# The draft. Every law is p where the draft has no guess: q is a zero row there.
+
+
+def leaked(rows: Rows) -> Array:
+    """Guesses that nobody checked."""
+    xp = array_namespace(rows.p)
+    return xp.where(xp.sum(rows.q, axis=-1, keepdims=True) > 0, rows.q, rows.p)
+
+
+def guessed(rows: Rows) -> Array:
+    """The draft's best guess, unchecked."""
+    xp = array_namespace(rows.p)
+    best = one_hot(xp.argmax(rows.q, axis=-1), like=rows.p)
+    return xp.where(xp.sum(rows.q, axis=-1, keepdims=True) > 0, best, rows.p)
+
+
+def _verified(kept: Array, rest: Array) -> Array:
+    """What comes out when `kept` is accepted and the remainder is drawn from `rest`."""
+    xp = array_namespace(kept)
+    return kept + positive(1 - xp.sum(kept, axis=-1, keepdims=True)) * rest
+
+
+def _smaller(a: Array, b: Array) -> Array:
+    return array_namespace(a).where(a < b, a, b)
+
+
+def eager(factor: float) -> Callable[[Rows], Array]:
+    """A guess is kept with factor * p / q instead of p / q."""
+    return lambda rows: _verified(_smaller(rows.q, factor * rows.p), residual(rows.p, rows.q))
+
+
+def careless(rows: Rows) -> Array:
+    """After a rejection the token is drawn from p instead of (p - q)+."""
+    return _verified(_smaller(rows.q, rows.p), rows.p)
+
+
+def mistaken(factor: float) -> Callable[[Rows], Array]:
+    """Guesses from q are verified as if they came from q at another temperature."""
+
+    def law(rows: Rows) -> Array:
+        believed = normalise(rows.q ** (1 / factor))
+        kept = rows.q * divide(_smaller(believed, rows.p), believed)
+        return _verified(kept, residual(rows.p, believed))
+
+    return law
+
+
+def best_as_drawn(rows: Rows) -> Array:
+    """The draft's best guess is verified as if it had been drawn from q."""
+    best = one_hot(array_namespace(rows.p).argmax(rows.q, axis=-1), like=rows.p)
+    return _verified(best * divide(_smaller(rows.q, rows.p), rows.q), residual(rows.p, rows.q))
+
+
+def alternatives(draft: bool) -> tuple[Alternative, ...]:
+    """All of them; those about the draft only where its law is known."""
+    often, rarely = (0.03, 0.3, 0.999), (0.003, 0.01, 0.03, 0.1, 0.3)
+    found = [
+        Alternative("truncation ignored", "the truncation were ignored", untruncated, often),
+        Alternative("penalties ignored", "the penalties were ignored", unpenalised, often),
+    ]
+    for size in (0.01, 0.02, 0.04, 0.08, 0.16, 0.32):
+        for factor in (1 - size, 1 + size):
+            found.append(Alternative("temperature", f"temperature {factor:.2f} times the stated one", heated(factor)))
+    for k in (10, 40, 100):
+        found.append(Alternative("truncation added", f"top-k {k} on top of the settings", top_k(k), often))
+    for mass in (0.8, 0.9, 0.95, 0.99):
+        found.append(Alternative("truncation added", f"top-p {mass} on top of the settings", top_p(mass), often))
+    for share in (0.02, 0.1):
+        found.append(Alternative("truncation added", f"min-p {share} on top of the settings", min_p(share), often))
+    for pressure in (-0.4, -0.1, 0.1, 0.4):
+        words = f"tokens of the text so far were {math.exp(pressure):.2f} times as likely"
+        found.append(Alternative("repetition", words, repeated(pressure)))
+    if draft:
+        found += [
+            Alternative("draft leaks", "guesses of the draft went unchecked", leaked, rarely),
+            Alternative("draft leaks", "the draft's best guess went unchecked", guessed, rarely),
+            Alternative("rejection", "p instead of (p - q)+ were drawn after a rejection", careless, often),
+            Alternative("wrong q", "the draft's best guess were verified as a draw from q", best_as_drawn, often),
+            Alternative("wrong q", "guesses were verified with a q that is too hot", mistaken(1.4), often),
+            Alternative("wrong q", "guesses were verified with a q that is too cold", mistaken(0.7), often),
+        ]
+        for factor in (0.9, 1.02, 1.1, 1.5):
+            words = f"guesses were accepted {factor} times as often as they should"
+            found.append(Alternative("acceptance", words, eager(factor)))
+    forbidden = Alternative(
+        "impossible tokens", "tokens came that the settings forbid", impossible, (0.001, 0.03), lambda noise: 1 / noise
+    )
+    return (*found, forbidden)

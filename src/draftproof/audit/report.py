@@ -1,0 +1,191 @@
+"""What an audit found: the verdict in one sentence, its evidence, its power, and where the worst tokens stand."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftproof.audit.evidence import Evidence
+from draftproof.audit.notes import Notes, Spot
+
+SURE = 1.2815515655446004  # normal quantile: the smallest bias is one that is shown nine times out of ten
+
+
+class Power(NamedTuple):
+    """The smallest fault of one family that this many tokens would have shown, nine times out of ten."""
+
+    family: str
+    says: str
+    share: float  # of the tokens on which the fault happens; may exceed one, then there were too few tokens
+    total_variation: float  # what that share amounts to, a token
+
+
+class Report(NamedTuple):
+    """Everything a reader needs; `text`, `as_dict` and `draftproof.audit.page.html` show it."""
+
+    target: str
+    alpha: float
+    tolerance: float
+    tokens: int
+    transcripts: int
+    evidence: float  # largest log of the evidence at any time: alarm at log(1 / alpha)
+    final: float  # log of the evidence after the last token
+    lead: str  # the alternative that won most
+    rate: float  # its nats a token
+    interval: tuple[float, float]  # for the rate, 95 %
+    power: tuple[Power, ...]
+    worst: tuple[Spot, ...]
+    words: tuple[tuple[str, str], ...]  # of the worst: the text before, the token
+    impossible: int  # tokens of probability zero under the settings
+    void: int  # tokens at a truncation's edge, on which nothing was bet
+    retokenised: int
+    perplexity: float
+    families: tuple[str, ...]
+    curve: tuple[tuple[int, float, list[float]], ...]  # tokens, log evidence, that of each family
+
+    @property
+    def exact(self) -> bool:
+        """No alarm at any time."""
+        return self.evidence < math.log(1 / self.alpha)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.exact:
+            return (
+                f"exact so far at level {self.alpha:g} after {self.tokens} tokens "
+                f"(evidence {power_of_ten(self.evidence)}, alarm at {1 / self.alpha:g})"
+            )
+        return f"not exact: the outputs look as if {self.lead}, evidence {power_of_ten(self.evidence)}"
+
+    def text(self) -> str:
+        """A few lines for a person."""
+        low, high = self.interval
+        lines = [
+            self.verdict,
+            f"target {self.target}, {self.transcripts} transcripts, perplexity {self.perplexity:.3g}",
+            f"strongest alternative: {self.lead}",
+            f"  {self.rate:+.2e} nats a token (95% interval {low:+.2e} to {high:+.2e})",
+            f"allowance for rounding: {self.tolerance:g} in total variation at each token",
+        ]
+        if self.impossible:
+            lines.append(f"{self.impossible} tokens have probability zero under the stated settings")
+        if self.void:
+            lines.append(
+                f"{self.void} tokens stand at a truncation's edge within the allowance: nothing was bet on them"
+            )
+        if self.retokenised:
+            lines.append(
+                f"{self.retokenised} outputs were tokenised again from text: ids that were sampled otherwise count as "
+                "evidence, so an alarm may be the tokeniser's"
+            )
+        lines.append("nine times out of ten these would have been seen (share of tokens; total variation):")
+        lines += [f"  {p.share:9.2%} {p.total_variation:9.4f}  {p.says}" for p in self.power if p.share <= 1]
+        lines.append("tokens that added most:")
+        for spot, (before, token) in zip(self.worst, self.words, strict=True):
+            place = f"line {spot.line}, token {spot.position}"
+            lines.append(f"  {spot.gain:+7.2f} nats, {place}: {before} >> {token} (p = {spot.chance:.2g})")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON; an infinite evidence is null."""
+        made: dict[str, Any] = {"exact": self.exact, "verdict": self.verdict, **self._asdict()}
+        made["power"] = [p._asdict() for p in self.power]
+        made["worst"] = [
+            {**spot._asdict(), "text_before": before, "text": token}
+            for spot, (before, token) in zip(self.worst, self.words, strict=True)
+        ]
+        del made["words"]
+        return {name: _finite(value) for name, value in made.items()}
+
+    def json(self) -> str:
+        return json.dumps(self.as_dict(), indent=1, allow_nan=False)
+
+
+def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None) -> Report:
+    """The state of an audit as a report."""
+    lead = evidence.bets[evidence.lead]
+    n = max(evidence.count, 1)
+    mean = evidence.sums[0, evidence.lead] / n
+    spread = math.sqrt(max(evidence.sums[1, evidence.lead] / n - mean**2, 0) / n)
+    rate = mean if np.isfinite(evidence.wealth[evidence.lead]) else math.inf
+    return Report(
+        notes.target,
+        alpha,
+        notes.tolerance,
+        evidence.count,
+        notes.transcripts,
+        evidence.peak,
+        evidence.evidence,
+        says(lead.says, lead.share, notes.temperatures),
+        rate,
+        (mean - 1.96 * spread, rate + 1.96 * spread),
+        powers(evidence, alpha),
+        tuple(notes.worst),
+        tuple(_words(spot, tokenizer) for spot in notes.worst),
+        notes.impossible,
+        notes.void,
+        notes.retokenised,
+        math.exp(min(notes.surprise[0] / n, 700.0)),
+        evidence.families,
+        tuple(evidence.curve),
+    )
+
+
+def says(words: str, share: float, temperatures: set[float]) -> str:
+    """The alternative in words, with the temperature itself where all transcripts state the same."""
+    if words.startswith("temperature "):
+        factor = float(words.split()[1])
+        if len(temperatures) == 1 and (stated := next(iter(temperatures))) > 0:
+            return f"the temperature were {factor * stated:.3g} instead of {stated:g}"
+        return f"the temperature were {factor:g} times the stated one"
+    return words if share > 0.9 else f"{words} on {share:.1%} of the tokens"
+
+
+def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
+    """For each named alternative the smallest share that would have been seen; of each family the easiest to see.
+
+    A share s of tokens from a adds about s^2 m / 2 nats a token, where m is the mean of (a/p - 1)^2, and as much as
+    sqrt(2 s^2 m / 2) of standard deviation a token: seen nine times out of ten once
+    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight), x^2 = n s^2 m / 2.
+    """
+    n = max(evidence.count, 1)
+    found: dict[str, Power] = {}
+    weight = {(bet.family, bet.says): bet.weight for bet in evidence.bets}
+    for i, alternative in enumerate(evidence.alternatives):
+        away, square = evidence.moments[:, i] / n
+        if square > 0:
+            need = math.log(1 / alpha / weight[alternative.family, alternative.says])
+            x = (SURE * math.sqrt(2) + math.sqrt(2 * SURE**2 + 4 * need)) / 2
+            share = x * math.sqrt(2 / (n * square))
+            one = Power(alternative.family, alternative.says, share, share * away)
+            if alternative.family not in found or one.total_variation < found[alternative.family].total_variation:
+                found[alternative.family] = one
+    return tuple(found.values())
+
+
+def power_of_ten(log: float) -> str:
+    """A likelihood ratio as people say it."""
+    if math.isinf(log):
+        return "without bound"
+    ten = log / math.log(10)
+    return f"10^{ten:.0f}" if ten >= 3 else f"{math.exp(log):.3g}"
+
+
+def _words(spot: Spot, tokenizer: Any) -> tuple[str, str]:
+    """The tokens before and the token, readable."""
+    if tokenizer is None:
+        return " ".join(map(str, spot.before)), str(spot.token)
+    return repr(tokenizer.decode(list(spot.before)))[1:-1], repr(tokenizer.decode([spot.token]))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null stands for it."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

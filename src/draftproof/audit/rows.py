@@ -1,0 +1,169 @@
+"""From transcripts to laws: the target reads whole texts at once and says what it expected at every output token."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from draftproof.audit.alternatives import Rows
+from draftproof.audit.transcripts import Transcript
+from draftproof.draft import Tree
+from draftproof.law import Array, at, normalise
+from draftproof.models.session import Model
+from draftproof.sampling import Context, Sampling, law
+
+_OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+_FREE = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+class Read(NamedTuple):
+    """One transcript with what the models say to it."""
+
+    transcript: Transcript
+    logits: Array  # [n, V] of the target
+    draft: Array | None  # [n, V] law of the draft
+
+
+def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> Iterator[list[Transcript]]:
+    """Consecutive transcripts whose logits, padded to the longest, have at most `room` entries; one at least."""
+    batch: list[Transcript] = []
+    for transcript in transcripts:
+        longest = max(len(one.output) for one in (*batch, transcript))
+        if batch and (len(batch) + 1) * longest * vocabulary > room:
+            yield batch
+            batch = []
+        batch.append(transcript)
+    if batch:
+        yield batch
+
+
+def read(batch: Sequence[Transcript], target: Model, draft: Model | None) -> Iterator[Read]:
+    """Each transcript of the batch with the target's logits and the draft's law at its output tokens."""
+    logits = _whole(target, batch)
+    guesses = None if draft is None else _whole(draft, batch)
+    for b, transcript in enumerate(batch):
+        n = len(transcript.output)
+        q = None
+        if draft is not None and guesses is None:
+            q = _token_by_token(draft, transcript)
+        elif guesses is not None:
+            q = law(guesses[b, :n], transcript.sampling, _contexts(transcript))
+        assert logits is not None
+        yield Read(transcript, logits[b, :n], q)
+
+
+def _whole(model: Model, batch: Sequence[Transcript]) -> Array | None:
+    """[B, n, V] logits after each prefix, in one call; None if the model speaks in laws."""
+    longest = max(len(one.output) for one in batch)
+    session = model.session(len(batch), max(len(one.prompt) for one in batch) + longest + 1)
+    if session.speaks == "law":
+        return None
+    tokens = np.zeros((len(batch), longest), dtype=np.int64)  # what stands after a text's end is not looked at
+    for b, (prompt, output, *_) in enumerate(batch):
+        session.join(b, prompt)
+        tokens[b, : len(output)] = [prompt[-1], *output[:-1]]
+    return session.extend(Tree.chain(longest - 1), tokens, range(longest))
+
+
+def _token_by_token(model: Model, transcript: Transcript) -> Array:
+    """[n, V] laws of a drafter that learns from the text as it goes."""
+    session = model.session(1, len(transcript.prompt) + len(transcript.output) + 1)
+    session.join(0, transcript.prompt)
+    alone, last, made = Tree.chain(0), transcript.prompt[-1], []
+    for token in transcript.output:
+        tokens = np.array([[last]])
+        made.append(session.extend(alone, tokens, range(1))[0, 0])
+        session.commit(alone, tokens, [0], [token])
+        last = token
+    return np.stack(made)
+
+
+def _contexts(transcript: Transcript, part: range | None = None) -> list[Context] | None:
+    if not transcript.sampling.reads_history:
+        return None
+    return [Context(transcript.prompt, transcript.output[:t]) for t in part or range(len(transcript.output))]
+
+
+def rows(one: Read, part: range, tolerance: float) -> tuple[Rows, Array]:
+    """The rows of a part of a transcript, and where nothing may be bet [R]: at a truncation's edge, if noise is allowed
+    for."""
+    transcript, cut = one.transcript, slice(part.start, part.stop)
+    logits, sampling, contexts = one.logits[cut], transcript.sampling, _contexts(transcript, part)
+    xp = array_namespace(logits)
+    y = xp.asarray(np.array(transcript.output[cut]), device=logits.device)
+    opened, free = _differs(sampling, _OPEN), _differs(sampling, _FREE)
+    p, void = _double(law(logits, sampling, contexts)), y < 0
+    if tolerance > 0 and (opened is not None or sampling.temperature == 0):
+        p, edge = _between(logits, sampling, opened or sampling, contexts, tolerance)
+        void = at(edge, y)
+    made = Rows(
+        p,
+        y,
+        xp.sort(p, axis=-1, descending=True),
+        _seen(transcript, part, p),
+        None if one.draft is None else _double(xp.asarray(one.draft[cut], device=logits.device)),
+        None if opened is None else _double(law(logits, opened, contexts)),
+        None if free is None else _double(law(logits, free, contexts)),
+    )
+    return made, void
+
+
+def _between(
+    logits: Array, sampling: Sampling, opened: Sampling, contexts: Any, tolerance: float
+) -> tuple[Array, Array]:
+    """The law of the tokens that stay whatever the noise, and the edge [n, V]: tokens that noise may keep or cut.
+
+    The logits may be off by `tolerance`, so probabilities by a factor exp(2 tolerance) and their sums by `tolerance`.
+    Wherever the true cut lies, given that a token is not of the edge it follows the first law.
+    """
+    xp = array_namespace(logits)
+    scale = opened if sampling.temperature != 0 else dataclasses.replace(opened, temperature=1.0)
+    whole = _double(law(logits, scale, contexts))
+    loose, tight = (law(logits, _moved(sampling, sign * tolerance), contexts) > 0 for sign in (1, -1))
+    if sampling.typical_p == 1:  # the others keep the likeliest tokens, so near-equals of the last kept one may swap
+        factor = math.exp(2 * tolerance)
+        lowest = xp.min(xp.where(loose, whole, whole * 0 + 1), axis=-1, keepdims=True)
+        highest = xp.max(xp.where(tight, whole * 0, whole), axis=-1, keepdims=True)
+        loose, tight = loose | (whole * factor >= lowest), tight & (whole > highest * factor)
+    return normalise(xp.where(tight, whole, whole * 0)), loose & ~tight
+
+
+def _moved(sampling: Sampling, by: float) -> Sampling:
+    """Truncations that keep a little more (by > 0) or less."""
+    changes: dict[str, Any] = {}
+    for name in ("top_p", "typical_p"):
+        value = getattr(sampling, name)
+        if not callable(value) and value < 1:
+            changes[name] = min(max(value + by, 1e-9), 1.0)
+    for name in ("min_p", "epsilon_cutoff", "eta_cutoff"):
+        value = getattr(sampling, name)
+        if not callable(value):
+            changes[name] = value * math.exp(-2 * by) if value < 0.999 else value
+    return dataclasses.replace(sampling, **changes)
+
+
+def _differs(sampling: Sampling, off: dict[str, Any]) -> Sampling | None:
+    """The settings with these controls off, or None where they are off already."""
+    return None if all(getattr(sampling, n) == v for n, v in off.items()) else dataclasses.replace(sampling, **off)
+
+
+def _seen(transcript: Transcript, part: range, p: Array) -> Array:
+    """[R, V] whether a token stood in the prompt or the output before."""
+    first = np.full(p.shape[-1], len(transcript.output), dtype=np.int64)
+    for t in reversed(range(len(transcript.output))):
+        first[transcript.output[t]] = t + 1
+    first[list(transcript.prompt)] = 0
+    xp = array_namespace(p)
+    place = xp.arange(part.start, part.stop, dtype=xp.int64, device=p.device)[:, None]
+    return xp.asarray(first, device=p.device)[None] <= place
+
+
+def _double(p: Array) -> Array:
+    """float64, and summing to one in it."""
+    xp = array_namespace(p)
+    return normalise(xp.astype(p, xp.float64))

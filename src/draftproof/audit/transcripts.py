@@ -1,0 +1,176 @@
+"""What an engine was asked and what it said: one JSON object a line.
+
+    {"prompt_token_ids": [1, 2], "output_token_ids": [7, 8, 9], "sampling": {"temperature": 0.7, "top_p": 0.9}}
+
+Instead of ids, `prompt` may be words (tokenised as they are) or chat messages. Optional: `accepted`, for each output
+token whether it was an accepted guess; `finish`, "end" where the model ended the text; `retokenised`, true where the
+ids were made from the text again. Anything that cannot be audited is bad input, told by its line: never a verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from draftproof.errors import DraftproofError
+from draftproof.models.session import Model
+from draftproof.sampling import Sampling
+
+# Settings that say how long to go on, or with which numbers: they do not change a token's law.
+_WITHOUT_EFFECT = {"max_tokens", "max_new_tokens", "n", "seed", "stop"}
+_SETTINGS = {field.name for field in dataclasses.fields(Sampling)} - {"processors"}
+_KEYS = {"prompt", "prompt_token_ids", "output_token_ids", "sampling", "accepted", "finish", "retokenised"}
+
+
+class InputError(DraftproofError):
+    """The transcripts cannot be audited, which says nothing about the engine."""
+
+
+class Transcript(NamedTuple):
+    """One prompt and what was sampled after it."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    sampling: Sampling
+    accepted: tuple[bool, ...] | None = None  # which output tokens were accepted guesses, where that is known
+    retokenised: bool = False  # the ids were made from text, and may not be those that were sampled
+    line: int = 0  # in the file, from 1
+
+
+def read(path: str | Path, target: Model) -> Iterator[Transcript]:
+    """The transcripts of a file, one at a time, checked against the model they are audited with."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield parse(line, number, target)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the transcripts at {path} cannot be read ({error}): check the path") from error
+
+
+def parse(text: str, line: int, target: Model) -> Transcript:
+    """One line made a transcript, or an error that names the line."""
+    try:
+        return checked(_parse(json.loads(text), line, target), target)
+    except json.JSONDecodeError as error:
+        cut = "cut off in the middle" if error.pos >= len(text.rstrip()) - 1 else f"not JSON ({error})"
+        raise InputError(f"line {line} is {cut}: each line must be one whole JSON object") from error
+    except InputError:
+        raise
+    except DraftproofError as error:
+        raise InputError(f"line {line}: {error}") from error
+
+
+def checked(transcript: Transcript, target: Model) -> Transcript:
+    """The transcript, if the target can be asked about every token of it."""
+    line = transcript.line
+    for name, ids in (("prompt", transcript.prompt), ("output", transcript.output)):
+        if not ids:
+            raise InputError(f"line {line}: the {name} has no tokens: leave the line out")
+        strange = [token for token in ids if not 0 <= token < target.vocabulary]
+        if strange:
+            raise InputError(
+                f"line {line}: {name} token id {strange[0]} is outside the vocabulary of {target.name!r} "
+                f"(0 to {target.vocabulary - 1}): audit with the model that wrote the text"
+            )
+    length = len(transcript.prompt) + len(transcript.output) - 1  # the last token is looked at, not read
+    if target.context is not None and length > target.context:
+        raise InputError(f"line {line}: {length} tokens do not fit the {target.context} of {target.name!r}")
+    if transcript.accepted is not None and len(transcript.accepted) != len(transcript.output):
+        raise InputError(
+            f"line {line}: `accepted` has {len(transcript.accepted)} entries for {len(transcript.output)} output tokens"
+        )
+    return transcript
+
+
+def write(path: str | Path, transcripts: Iterable[Transcript]) -> int:
+    """Write transcripts as they come; how many."""
+    count = 0
+    with Path(path).open("w", encoding="utf-8") as file:
+        for transcript in transcripts:
+            file.write(json.dumps(as_dict(transcript)) + "\n")
+            file.flush()  # a long collection that is broken off keeps what it has
+            count += 1
+    return count
+
+
+def as_dict(transcript: Transcript) -> dict[str, Any]:
+    """The line's JSON object; settings at their defaults are left out."""
+    default = Sampling()
+    settings = {name: getattr(transcript.sampling, name) for name in sorted(_SETTINGS)}
+    changed = {name: value for name, value in settings.items() if value != getattr(default, name)}
+    strange = [name for name, value in changed.items() if callable(value)]
+    if strange or transcript.sampling.processors:
+        raise DraftproofError(f"{(*strange, 'processors')[0]} is code and cannot be written to a file: audit in memory")
+    made: dict[str, Any] = {
+        "prompt_token_ids": list(transcript.prompt),
+        "output_token_ids": list(transcript.output),
+        "sampling": changed,
+    }
+    if transcript.accepted is not None:
+        made["accepted"] = [int(flag) for flag in transcript.accepted]
+    if transcript.retokenised:
+        made["retokenised"] = True
+    return made
+
+
+def _parse(said: Any, line: int, target: Model) -> Transcript:
+    if not isinstance(said, dict):
+        raise InputError(f"line {line} is {type(said).__name__}, not an object with prompt, output and settings")
+    unknown = sorted(set(said) - _KEYS)
+    if unknown:
+        raise InputError(f"line {line}: unknown key {unknown[0]!r}: {_nearest(unknown[0], _KEYS)}")
+    if "sampling" not in said:
+        raise InputError(f'line {line} has no settings: add "sampling": {{"temperature": ...}}, or {{}} for none')
+    if "output_token_ids" not in said:
+        raise InputError(f"line {line} has no output_token_ids: an audit needs the ids that were sampled")
+    sampling = _sampling(said["sampling"], line, target)
+    output = _ids(said["output_token_ids"], "output_token_ids", line)
+    finish, ends = said.get("finish"), sampling.end_tokens
+    if finish == "end" and output[-1:] != () and output[-1] not in ends:
+        # The end is a token like any other: leaving it out would hide how often it comes.
+        if len(ends) != 1:
+            raise InputError(f"line {line}: the text ended but its end token is missing: add it to output_token_ids")
+        output = (*output, ends[0])
+    accepted = said.get("accepted")
+    if accepted is not None:
+        accepted = tuple(bool(flag) for flag in _ids(accepted, "accepted", line))
+        accepted += (False,) * (len(output) - len(said["output_token_ids"]))
+    return Transcript(_prompt(said, line, target), output, sampling, accepted, bool(said.get("retokenised")), line)
+
+
+def _prompt(said: dict[str, Any], line: int, target: Model) -> tuple[int, ...]:
+    from draftproof.engine.generate import encode
+
+    if "prompt_token_ids" in said:
+        return _ids(said["prompt_token_ids"], "prompt_token_ids", line)
+    if not isinstance(said.get("prompt"), str | list):
+        raise InputError(f"line {line} has no prompt: add prompt_token_ids, or prompt as words or chat messages")
+    return encode(target, said["prompt"], chat=False)
+
+
+def _ids(value: Any, name: str, line: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(token, int) for token in value):
+        raise InputError(f"line {line}: {name} must be a list of whole numbers")
+    return tuple(value)
+
+
+def _sampling(settings: Any, line: int, target: Model) -> Sampling:
+    if not isinstance(settings, dict):
+        raise InputError(f'line {line}: sampling must be an object such as {{}} or {{"temperature": 0.7}}')
+    given = {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT}
+    unknown = sorted(set(given) - _SETTINGS)
+    if unknown:
+        raise InputError(f"line {line}: unknown setting {unknown[0]!r}: {_nearest(unknown[0], _SETTINGS)}")
+    if isinstance(given.get("logit_bias"), dict):
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    return Sampling(**{"end_tokens": target.end_tokens, **given})
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(words))}"
