@@ -180,7 +180,7 @@ def bisect(
             high = tl.where(enough, high, mid - 1)
     if k == 0:  # the whole row's mass is known, and tokens that are too light to stay need not be read
         bound = tl.maximum(tl.where(share < 1, (1.0 - share) * norm / rows.size, 0.0), least).to(tl.float32)
-        drop = tl.where(bound > 0, tl.log2(tl.maximum(bound, 1e-38)) - 0.01, float("-inf"))
+        drop = tl.where(bound > 0, tl.log2(tl.maximum(bound, 1e-37)) - 0.01, float("-inf"))
         floor = key(peak + drop / rate, SHIFT)
     listed, count = gather(rows, lists, groups, row, b, n, peak, rate, floor, SHIFT, TILE, GROUP, GP)
     ids, keys, weights = candidates(rows, lists, row, b, n, peak, rate, listed, count, 0, SHIFT, TILE, GROUP)

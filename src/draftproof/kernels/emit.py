@@ -26,7 +26,7 @@ def rest(rows, law, draft, draft_law, stats, state, b, n, w, plain, ids, N, S, C
         if tl.load(state.rule + b) == 2:
             x = tl.load(rows.tokens + b * rows.drafts + tl.minimum(n, rows.drafts - 1))
             q = ((ids == x) & drawn).to(tl.float32)
-        elif draft is not None:
+        elif draft.logits is not None:
             inside = inside & (ids < tl.where(drawn, rows.size, 0))
             if stats.group is not None:
                 inside = inside & (p > 0)

@@ -95,8 +95,7 @@ def run(
     summary = summary if summary is not None else space.summary
     plan = space.plan
     rows, law = _rows(target, node, tokens, controls), _law(summary, controls)
-    draft_rows = None if draft is None else _rows(draft, node, tokens, controls)
-    draft_law_ = None if draft_law is None else _law(draft_law, controls)
+    draft_rows, known = _rows(draft, node, tokens, controls), _law(draft_law, controls)
     stats = space.stats if controls.truncates else space.stats._replace(group=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=index)
     if names is not None:
@@ -104,17 +103,17 @@ def run(
     padded, splits = triton.next_power_of_2(nodes), triton.next_power_of_2(plan.chunks)
     with _on(target.device):
         measure[(plan.chunks, batch * nodes)](
-            rows, law, draft_rows, draft_law_, stats, state, nodes, plan.chunks,
+            rows, law, draft_rows, known, stats, state, nodes, plan.chunks,
             C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, GREEDY=controls.greedy, num_warps=plan.warps,
         )  # fmt: skip
         if controls.truncates:
             edited = controls.bias is not None or controls.penalties is not None
             limit = space.lists.limit
             cut[(batch * nodes,)](
-                rows, law, draft_rows, draft_law_, stats, state, space.lists,
+                rows, law, draft_rows, known, stats, state, space.lists,
                 controls.top_k, controls.top_p, controls.min_p, nodes, plan.chunks,
                 GROUP=GROUP, NP=padded, SP=splits, GP=triton.next_power_of_2(limit), TILE=4096,
-                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, num_warps=8,
+                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, num_warps=16,
             )  # fmt: skip
         if names is None:
             return None, summary
@@ -125,22 +124,25 @@ def run(
             torch.empty(batch, dtype=torch.int32, device=target.device),
         )
         emit[(plan.chunks, batch)](
-            rows, law, draft_rows, draft_law_, stats, state, *out, nodes, plan.chunks,
+            rows, law, draft_rows, known, stats, state, *out, nodes, plan.chunks,
             C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, BLOCK=plan.block, num_warps=plan.emit_warps,
         )  # fmt: skip
     return out, summary
 
 
-def _rows(logits: Tensor, node: int, tokens: Tensor, controls: Controls) -> Rows:
+def _rows(logits: Tensor | None, node: int, tokens: Tensor, controls: Controls) -> Rows:
     allowed = controls.allowed
     nodes, words = (0, 0) if allowed is None else (allowed.shape[1], allowed.shape[2])
+    stride_b, stride_n, size = (0, 0, 0) if logits is None else (logits.stride(0), logits.stride(1), logits.shape[-1])
     return Rows(
-        logits, logits.stride(0), logits.stride(1), logits.shape[-1], node, tokens, tokens.shape[1],
+        logits, stride_b, stride_n, size, node, tokens, tokens.shape[1],
         controls.temperature, controls.bias, controls.penalties, controls.seen, controls.made, allowed, nodes, words,
     )  # fmt: skip
 
 
-def _law(summary: Summary, controls: Controls) -> Law:
+def _law(summary: Summary | None, controls: Controls) -> Law:
+    if summary is None:
+        return Law(None, None, None, None, 0)
     cutoff = summary.cutoff if controls.truncates else None
     first = summary.first if controls.truncates or controls.greedy else None
     return Law(summary.peak, summary.scale, cutoff, first, summary.peak.stride(0))

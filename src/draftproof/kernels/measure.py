@@ -88,7 +88,7 @@ def decide(rows, law, draft, draft_law, state, b, N, NP: tl.constexpr):
     _, greedy = slope(rows, b)
     if state.rule is not None:
         rule = tl.load(state.rule + b)
-        if draft is not None:
+        if draft.logits is not None:
             scale = tl.load(draft_law.scale + b * draft_law.stride + n, mask=n < length, other=1.0)
             broken = tl.min(tl.where((n < length) & (rule != 2) & ~(scale > 0), n, length))
             fault += tl.where(broken < length, 4, 0)
@@ -96,7 +96,7 @@ def decide(rows, law, draft, draft_law, state, b, N, NP: tl.constexpr):
         guess = tl.where(n < length, x, 0)
         p = mass(rows, law, b, tl.minimum(n, N - 1), guess, n < length)
         q = tl.full((NP,), 1.0, tl.float32)
-        if draft is not None:
+        if draft.logits is not None:
             q = tl.where(rule == 2, q, mass(draft, draft_law, b, tl.minimum(n, N - 2), guess, n < length))
         fault += tl.where(tl.sum(((n < length) & (q == 0)).to(tl.int32)) > 0, 8, 0)
         drawn = (n < length) & (q > 0)

@@ -38,9 +38,20 @@ def law(logits: Tensor, controls: Controls, tokens: Tensor, node: int = 0) -> Te
         k = rows(controls.top_k[:, None].to(torch.int64))
         scores = apply.top_k(scores, torch.where((k > 0) & (k < size), k, size))
         share, least = (rows(column[:, None]).to(dtype) for column in (controls.top_p, controls.min_p))
-        scores = torch.where(share < 1, apply.top_p(scores, share), scores)
+        scores = torch.where(share < 1, top_p(scores, share), scores)
         scores = apply.min_p(scores, least)
     return torch.as_tensor(apply.softmax(scores)).reshape(batch, nodes, size)
+
+
+def top_p(scores: Tensor, mass: Tensor) -> Tensor:
+    """controls.top_p with its one freedom fixed: of equal scores at the edge the later ids stay.
+
+    There, as in transformers, an unstable sort decides among equals; a kernel needs a rule.
+    """
+    order = scores.argsort(dim=-1, stable=True)
+    tail = apply.softmax(scores.gather(-1, order)).cumsum(-1) <= 1 - mass
+    tail[:, -1] = False  # one token always stays
+    return torch.as_tensor(apply.cut(scores, torch.zeros_like(tail).scatter(-1, order, tail)))
 
 
 def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
