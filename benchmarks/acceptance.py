@@ -194,7 +194,7 @@ def _rank(line: tuple[int, str, str], rows: list[Row]) -> tuple[Any, ...]:
     """Lines by K, by way of drawing, the limit first, then from worst to best."""
     values = [row.value for row in rows if (row.siblings, row.draw, row.rule) == line]
     draws = ["race", *DRAWS]
-    return line[0], draws.index(line[1]), line[2] != "limit", sum(values) / len(values)
+    return line[0], draws.index(line[1]), line[2] != "limit", sum(values) / len(values), line[2]
 
 
 def draw_figure(rows: list[Row], path: Path) -> None:

@@ -78,7 +78,7 @@ def threshold(plan: Plan, place: int, top: int) -> Any:
     if place == top or place <= i:
         return plan.L[0] if place == top else plan.L[-1]
     while True:
-        u = _cuts_until(plan, i, j)[place - 1 - i : top - 1 - i].max()
+        u = min(_cuts_until(plan, i, j)[place - 1 - i : top - 1 - i].max(), plan.L[-1])
         narrower = _chord(plan, place, top, u, i, j)
         if narrower == (i, j):
             return u
@@ -103,8 +103,8 @@ def _cuts_until(plan: Plan, i: int, j: int) -> Row:
     above = a - q * (a.sum() / q.sum())
     # Both sums are the sag; the lighter side has less to lose to rounding when one token outweighs all others.
     sag = np.where(left < right, -np.cumsum(above)[:-1], np.cumsum(above[::-1])[-2::-1])
-    ratio = divide(sag, left * right * _complete(plan.siblings - 2, L[i], L[j], L[i + 1 : j]))
-    return np.where(ratio < 1, ratio, 1)
+    curve = left * right * _complete(plan.siblings - 2, L[i], L[j], L[i + 1 : j])
+    return sag / np.where(curve > 0, curve, 1)  # masses so small that their powers vanish have no sag either
 
 
 def _chord(plan: Plan, place: int, top: int, u: Any, i: int, j: int) -> tuple[int, int]:

@@ -44,7 +44,7 @@ def top_down(rule: Rule, several_laws: bool = False) -> TopDown:
                 continue
             tokens = xp.stack([draft.tokens[:, child] for child in children], axis=1)
             laws = [draft.q[:, node] if draft.own is None else draft.own[:, child] for child in children]
-            accept, _ = with_hits(tokens, *rule(draft.p[:, node], laws, tokens))
+            accept = with_hits(tokens, *rule(draft.p[:, node], laws, tokens))
             for k, child in enumerate(children):
                 law[child] = law[node] * accept[:, k]
             law[node] = law[node] * positive(1 - xp.sum(accept, axis=1))
@@ -60,14 +60,16 @@ def top_down(rule: Rule, several_laws: bool = False) -> TopDown:
             return p
         tokens = xp.stack(draft.guesses(node), axis=1)
         laws = [q if draft.own is None else row(draft.own, child) for child in children]
-        _, left = with_hits(tokens, *rule(p, laws, tokens))
+        _, left = rule(p, laws, tokens)
+        for k in range(tokens.shape[1]):
+            left = left * (1 - one_hot(tokens[:, k], like=left))
         return normalise(xp.where(xp.sum(left, axis=-1, keepdims=True) > 0, left, p))
 
     return TopDown(stop, next)
 
 
-def with_hits(tokens: Array, accept: Array, left: Array) -> tuple[Array, Array]:
-    """A token left over that happens to have been guessed is a guess accepted too; of equal guesses the first one.
+def with_hits(tokens: Array, accept: Array, left: Array) -> Array:
+    """[B, K]: a token left over that happens to have been guessed is a guess accepted too; of equals the first.
 
     Going on below it is right because nothing drawn there was used yet.
     """
@@ -75,11 +77,11 @@ def with_hits(tokens: Array, accept: Array, left: Array) -> tuple[Array, Array]:
     none = positive(1 - xp.sum(accept, axis=1))
     taken = []
     for k in range(tokens.shape[1]):
-        point = one_hot(tokens[:, k], like=left)
-        hit = left * point
-        taken.append(accept[:, k] + none * xp.sum(hit, axis=-1))
-        left = left - hit
-    return xp.stack(taken, axis=1), left
+        fresh = tokens[:, k] >= 0
+        for elder in range(k):
+            fresh = fresh & (tokens[:, elder] != tokens[:, k])
+        taken.append(accept[:, k] + xp.where(fresh, none * at(left, tokens[:, k]), none * 0))
+    return xp.stack(taken, axis=1)
 
 
 def judge(p: Array, a: Array, chosen: Array, tokens: Array) -> tuple[Array, Array]:
