@@ -19,7 +19,7 @@ from draftproof.theory.acceptance import WITHOUT_HITS
 from draftproof.theory.enumerate import expected_accepted
 from draftproof.theory.transport import guesses, transport
 from draftproof.verify import VERIFIERS, kseq, optimal_binned
-from draftproof.verify.importance import duel, tournament
+from draftproof.verify.importance import duel
 from tables import correlated
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
@@ -72,8 +72,7 @@ def test_no_verifier_exceeds_the_limit_of_its_draws(name: str) -> None:
 def test_importance_with_the_full_program_reaches_the_limit_for_two() -> None:
     for seed in range(40):
         p, q = correlated(200 + seed, 3 + seed % 4, 1.5, 0.5)
-        a, _ = tournament(p, [q, q], [0, 1], solved=len(p))
-        assert overlap(p, a) == pytest.approx(bounds.iid(p, q, 2), abs=1e-9)
+        assert overlap(p, duel(p, q, q, solved=len(p)).a) == pytest.approx(bounds.iid(p, q, 2), abs=1e-9)
 
 
 def test_importance_approaches_the_limit_with_more_tokens_solved_for() -> None:

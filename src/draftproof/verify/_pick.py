@@ -24,7 +24,7 @@ class Pick(NamedTuple):
 
 def pick(p: Array, q: Array, siblings: int, most: int = MOST) -> Pick:
     """The plan for rows p, q [V] and k guesses. Any grouping is exact: in a group the pick's law is a share of q."""
-    p, q = _host(p), _host(q)
+    p, q = host(p), host(q)
     if np.count_nonzero(q) <= most:
         plan = hull.plan(p, q, siblings)
         return Pick(plan, np.arange(len(q)), plan.law)
@@ -53,7 +53,8 @@ def beside(row: Any, like: Array) -> Array:
     return array_namespace(like).asarray(row, dtype=like.dtype, device=like.device)
 
 
-def _host(row: Array) -> Any:
+def host(row: Array) -> Any:
+    """The row as NumPy, of Fractions or of float64."""
     row = np.asarray(to_device(row, "cpu"))
     return row if row.dtype == object else row.astype(np.float64)
 

@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.verify import register
-from draftproof.verify._pick import _host, beside
+from draftproof.verify._pick import beside, host
 from draftproof.verify._topdown import judge, top_down
 
 SOLVED = 8  # tokens whose pairs are solved for
@@ -89,14 +89,21 @@ def keeps(duel: Duel, x: int, y: int) -> Any:
     return int(i <= j)
 
 
-def tournament(p: Any, laws: list[Any], tokens: list[int], solved: int, digits: int = 15) -> tuple[Any, list[Any]]:
-    """The law [V] of the token that is left after all duels, and the probability that each guess is it."""
-    a, chosen = laws[0], [p[0] * 0 + 1]
-    for k in range(1, len(tokens)):
-        fight = duel(p, a, laws[k], solved, digits)
+def duels(p: Any, laws: list[Any], solved: int, digits: int = 15) -> list[Duel]:
+    """A tournament: the winner so far against the next guess, whose law is the next of `laws` [V]."""
+    found: list[Duel] = []
+    for k in range(1, len(laws)):
+        found.append(duel(p, found[-1].a if found else laws[0], laws[k], solved, digits))
+    return found
+
+
+def chances(fights: list[Duel], tokens: list[int]) -> list[Any]:
+    """The probability that each guess wins the tournament."""
+    chosen: list[Any] = [1]
+    for k, fight in enumerate(fights, start=1):
         kept = [chance * keeps(fight, token, tokens[k]) for chance, token in zip(chosen, tokens, strict=False)]
-        a, chosen = fight.a, [*kept, sum(chosen) - sum(kept)]
-    return a, chosen
+        chosen = [*kept, sum(chosen) - sum(kept)]
+    return chosen
 
 
 def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
@@ -108,17 +115,21 @@ def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
 def choose(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
     """The law [B, V] of the winner, and the probability [B, K] that each guess is it; zero without guesses."""
     xp = array_namespace(tokens)
-    rows, chances = [], []
+    solved: dict[Any, list[Duel]] = {}  # drafts of one context share their programs
+    rows, chosen = [], []
     for b, guesses in enumerate(tokens.tolist()):
         drawn = [k for k, token in enumerate(guesses) if token >= 0]
-        target = _host(p[b])
+        target, own = host(p[b]), [host(laws[k][b]) for k in drawn]
         a, chance = target * 0, np.stack([target[0] * 0] * len(guesses))
         if drawn:
-            own, seen = [_host(laws[k][b]) for k in drawn], [guesses[k] for k in drawn]
-            a, chance[drawn] = tournament(target, own, seen, SOLVED, DIGITS)
+            key = tuple(tuple(x) if x.dtype == object else x.tobytes() for x in (target, *own))
+            if key not in solved:
+                solved[key] = duels(target, own, SOLVED, DIGITS)
+            a = solved[key][-1].a if solved[key] else own[0]
+            chance[drawn] = chances(solved[key], [guesses[k] for k in drawn])
         rows.append(beside(a, like=p))
-        chances.append(beside(chance, like=p))
-    return xp.stack(rows, axis=0), xp.stack(chances, axis=0)
+        chosen.append(beside(chance, like=p))
+    return xp.stack(rows, axis=0), xp.stack(chosen, axis=0)
 
 
 stop, next = top_down(rule, several_laws=True)
