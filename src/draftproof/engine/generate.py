@@ -13,8 +13,10 @@ from draftproof import verify as verifiers
 from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
+from draftproof.engine import fused
 from draftproof.engine.auto import Auto, trees_of
 from draftproof.engine.batch import Batch
+from draftproof.engine.fused import FusedBatch
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Output, Request
 from draftproof.engine.step import Rule
@@ -63,7 +65,7 @@ def stream(target: str | Model, prompt: Prompt, **settings: Any) -> Stream:
 class Stream:
     """Iterate for pieces of text; read `.output` afterwards."""
 
-    def __init__(self, batch: Batch, request: Request) -> None:
+    def __init__(self, batch: Batch | FusedBatch, request: Request) -> None:
         self._batch, self._request = batch, request
         self._pieces = self._run()
 
@@ -98,7 +100,7 @@ def prepare(
     stop: str | Sequence[str] = (),
     seed: int | None = None,
     chat: bool = True,
-) -> tuple[Batch, list[Request]]:
+) -> tuple[Batch | FusedBatch, list[Request]]:
     """A batch with n requests for one prompt, everything checked.
 
     target          a model, or a name for `draftproof.models.load`
@@ -131,7 +133,11 @@ def prepare(
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + shape.size
-    batch = Batch(target, drafts, rule, shape, way, n, capacity)
+    batch: Batch | FusedBatch
+    if fused.fits(target, drafts, rule.name, shape, (sampling, draft_sampling or sampling)):
+        batch = FusedBatch(target, drafts[0] if drafts else None, rule.name, shape.size - 1, n, capacity)
+    else:
+        batch = Batch(target, drafts, rule, shape, way, n, capacity)
     guessers = " + ".join(one.name for one in drafts) or "none"
     notice = rule.notice if isinstance(rule, Lossy) else ""
     requests = [

@@ -35,14 +35,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        batch, used = key_states.shape[0], self.cache.used
+        first, used = self.cache.first, self.cache.used
+        rows = slice(first, first + key_states.shape[0])
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             if self.cache.start is not None:  # one row: the slots are a range
-                buffer[:1, :, self.cache.start : self.cache.start + states.shape[2]] = states
+                buffer[rows, :, self.cache.start : self.cache.start + states.shape[2]] = states
             else:
-                rows = torch.arange(batch, device=buffer.device)[:, None]
-                buffer[rows, :, self.cache.slots] = states.transpose(1, 2)
-        return self.keys[:batch, :, :used], self.values[:batch, :, :used]
+                each = torch.arange(rows.start, rows.stop, device=buffer.device)[:, None]
+                buffer[each, :, self.cache.slots] = states.transpose(1, 2)
+        return self.keys[rows, :, :used], self.values[rows, :, :used]
 
     def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
         return self.cache.used, 0
@@ -63,16 +64,23 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
         self.rows = rows
         self.capacity = capacity
+        self.first = 0  # the call's first row
         self.used = 1
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
-    def place(self, slots: np.ndarray, device: torch.device) -> None:
-        """Write the next call's tokens to these slots [B, T], and read up to the highest of them."""
+    def place(self, slots: np.ndarray, device: torch.device, first: int = 0) -> None:
+        """Write the next call's tokens to these slots [B, T] of rows from `first` on, and read up to the highest."""
+        self.first = first
         self.used = int(slots.max()) + 1
         self.start = int(slots[0, 0]) if len(slots) == 1 else None
         self.slots = None if len(slots) == 1 else torch.as_tensor(slots, device=device)
+
+    def place_on_device(self, slots: torch.Tensor) -> None:
+        """The same where the host does not know the slots: read everything."""
+        self.first, self.start, self.slots = 0, None, slots
+        self.used = self.capacity + 1
 
     def move(self, row: int, source: list[int], target: list[int]) -> None:
         """Copy slots of one row: how an accepted path of a tree becomes a straight text."""

@@ -1,0 +1,236 @@
+"""Chains without the host: drafting, target call, verification and commit as one replayed CUDA graph.
+
+Every number that a step needs (lengths, last tokens, names of the noise) lives on the device. The host replays the
+graph and reads the tokens of the step before, so it never makes the device wait. On a CPU the same step runs eagerly;
+its tokens are those of the general engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from draftproof import kernels
+from draftproof.draft import Tree
+from draftproof.engine.request import Request
+from draftproof.engine.text import Piece
+from draftproof.engine.trace import Step
+from draftproof.errors import DraftproofError
+from draftproof.kernels import Controls, Names, Rule, Summary
+from draftproof.kernels.types import Fault, unsupported
+from draftproof.models.hf import HFModel
+from draftproof.models.session import Model
+from draftproof.models.static import StaticSession
+from draftproof.sampling import Context, Sampling
+
+RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
+
+
+def fits(
+    target: Model, drafts: Sequence[Model], rule: str, shape: object, samplings: tuple[Sampling, Sampling]
+) -> bool:
+    """Whether the fused step can do what is asked; the general engine does everything else."""
+    return (
+        isinstance(target, HFModel)
+        and target.network.device.type == "cuda"
+        and len(drafts) <= 1
+        and all(isinstance(draft, HFModel) for draft in drafts)
+        and (rule in RULES or not drafts)
+        and isinstance(shape, Tree)
+        and shape.is_chain
+        and samplings[0] == samplings[1]
+        and not unsupported(samplings[0])
+    )
+
+
+class State(NamedTuple):
+    """What a step reads and writes on the device, a row each."""
+
+    base: torch.Tensor  # [B] position of the last committed token
+    last: torch.Tensor  # [B] that token
+    before: torch.Tensor  # [B] the token before it
+    step: torch.Tensor  # [B]
+    active: torch.Tensor  # [B] 1 where a text is being written, else 0
+
+
+class FusedBatch:
+    """Requests in the rows of two static sessions; the interface of Batch."""
+
+    def __init__(
+        self, target: HFModel, draft: HFModel | None, rule: str, length: int, size: int, capacity: int
+    ) -> None:
+        self.length = length if draft is not None else 0
+        capacity += 2 * (self.length + 1)  # a text that has ended is noticed while one more step is in flight
+        self.target = StaticSession(target, size, capacity)
+        self.drafter = StaticSession(draft, size, capacity) if draft is not None else None
+        self.vocabulary = target.vocabulary
+        device = self.device = target.network.device
+        self.rule = torch.full((size,), RULES.get(rule, Rule.TOKEN), dtype=torch.int32, device=device)
+        self.state = State(*(torch.zeros(size, dtype=torch.int64, device=device) for _ in State._fields))
+        self.seed, self.request = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
+        self.requests: list[Request | None] = [None] * size
+        self.controls: Controls | None = None
+        self.samplings = [Sampling()] * size
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._made: tuple[torch.Tensor, ...] = ()
+        self._waiting: list[_Reading] = []
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Requests with one prompt: it is read once and copied."""
+        rows = [row for row, request in enumerate(self.requests) if request is None][: len(requests)]
+        prompt = requests[0].prompt
+        for session in (self.target, self.drafter):
+            if session is not None:
+                session.prefill(rows[0], prompt[:-1])
+                for row in rows[1:]:
+                    session.copy(rows[0], row, len(prompt) - 1)
+        index = torch.tensor(rows, device=self.device)
+        self.state.base[index] = len(prompt) - 1
+        self.state.last[index] = prompt[-1]
+        self.state.before[index] = prompt[-2] if len(prompt) > 1 else 0
+        self.state.step[index] = 0
+        self.state.active[index] = 1
+        for row, request in zip(rows, requests, strict=True):
+            self.requests[row] = request
+            self.seed[row], self.request[row] = request.member
+            self.samplings[row] = request.sampling
+        self._set_controls()
+
+    @property
+    def is_finished(self) -> bool:
+        return not any(self.requests) and not self._waiting
+
+    def step(self) -> list[tuple[Request, list[Piece]]]:
+        """Launch a step, and hand out what the one before it said."""
+        if any(self.requests):
+            self._waiting.append(self._launch())
+        # one step stays in flight, so that the device never waits for the host
+        if len(self._waiting) > 1 or not any(self.requests):
+            return self._read(self._waiting.pop(0))
+        return []
+
+    def _set_controls(self) -> None:
+        """Controls of all rows; the graph is captured anew only if what it reads has moved or changed in kind."""
+        contexts = [
+            Context(request.prompt, tuple(request.tokens)) if request else Context((), ()) for request in self.requests
+        ]
+        fresh = Controls.of(self.samplings, self.length + 1, self.vocabulary, self.device, contexts)
+        old = self.controls
+        same = old is not None and all(
+            (a.shape == b.shape if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b)
+            for a, b in zip(old, fresh, strict=True)
+        )
+        if old is not None and same:
+            for kept, new in zip(old, fresh, strict=True):
+                if isinstance(kept, torch.Tensor) and isinstance(new, torch.Tensor):
+                    kept.copy_(new)
+        else:
+            self.controls, self._graph = fresh, None
+
+    def _body(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One step on the device: emitted tokens [B, K + 1], accepted [B], faults [B]."""
+        state, controls = self.state, self.controls
+        assert controls is not None
+        names = Names(self.seed, self.request, state.step)
+        size, count = len(state.base), self.length
+        tokens = torch.full((size, count), -1, dtype=torch.int64, device=self.device)
+        draft_logits, summary = None, None
+        if self.drafter is not None:
+            rows = []
+            kept = Summary.empty(size, count, self.device) if self.device.type == "cuda" else None
+            # the token before the last one is read again: after a fully accepted draft the drafter has not seen it
+            ids, base = torch.stack([state.before, state.last], dim=1), state.base - 1
+            for k in range(count):
+                logits = self.drafter.forward(ids, base, keep=1)[:, 0]
+                column = None if kept is None else Summary(*(part[:, k : k + 1] for part in kept))
+                drawn, _ = kernels.sample(
+                    logits, controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
+                )
+                tokens[:, k] = drawn
+                rows.append(logits)
+                ids, base = tokens[:, k : k + 1], state.base + k + 1
+            draft_logits, summary = torch.stack(rows, dim=1), kept
+        ids = torch.cat([state.last[:, None], tokens], dim=1)
+        logits = self.target.forward(ids, state.base, keep=count + 1)
+        out = kernels.verify(logits, draft_logits, tokens, controls, self.rule, names, drafted=summary)
+        self._commit(out.tokens, out.accepted.to(torch.int64))
+        return out.tokens, out.accepted, out.fault
+
+    def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
+        state, controls = self.state, self.controls
+        assert controls is not None
+        last = emitted.gather(1, accepted[:, None])[:, 0]
+        inner = emitted.gather(1, (accepted - 1).clamp_min(0)[:, None])[:, 0]
+        going = state.active > 0
+        state.before.copy_(torch.where(going, torch.where(accepted > 0, inner, state.last), state.before))
+        state.last.copy_(torch.where(going, last, state.last))
+        state.base.add_((accepted + 1) * state.active)
+        state.step.add_(state.active)
+        for counts in (controls.seen, controls.made):
+            if counts is not None:
+                counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
+
+    def _launch(self) -> _Reading:
+        start = time.perf_counter()
+        if self.device.type != "cuda":
+            with torch.no_grad():
+                return _Reading(list(self.requests), self._body(), None, start)
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        self._graph.replay()
+        host = tuple(made.to("cpu", non_blocking=True) for made in self._made)
+        done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return _Reading(list(self.requests), host, done, start)
+
+    @torch.no_grad()
+    def _capture(self) -> None:
+        """Record the step. Warming up moves the state on, so it is put back."""
+        controls = self.controls
+        assert controls is not None
+        moving = [*self.state, *(c for c in (controls.seen, controls.made) if c is not None)]
+        saved = [tensor.clone() for tensor in moving]
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._body()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._made = self._body()
+        for tensor, old in zip(moving, saved, strict=True):
+            tensor.copy_(old)
+
+    def _read(self, reading: _Reading) -> list[tuple[Request, list[Piece]]]:
+        """What a finished step said; rows that have ended meanwhile are freed."""
+        if reading.done is not None:
+            reading.done.synchronize()
+        seconds = {"target": time.perf_counter() - reading.start}
+        tokens, accepted, fault = (made.tolist() for made in reading.made)
+        said = []
+        for row, request in enumerate(reading.requests):
+            if request is None or request.finish:
+                continue
+            if fault[row] & Fault.TARGET:
+                raise DraftproofError("the model returned non-finite scores, or no token is allowed: check its weights")
+            emitted = tuple(token for token in tokens[row] if token >= 0)
+            made = Step(emitted, self.length, self.length, accepted[row], reached=(), cost=(), seconds=seconds)
+            said.append((request, request.absorb(made)))
+            if request.finish and self.requests[row] is request:
+                self.requests[row] = None
+                self.state.active[row] = 0
+        return said
+
+
+class _Reading(NamedTuple):
+    """A step in flight: who it was for, its tensors on the host, and when they are there."""
+
+    requests: list[Request | None]
+    made: tuple[torch.Tensor, ...]
+    done: Any  # a CUDA event, or None
+    start: float

@@ -1,0 +1,66 @@
+"""A transformers model whose text lengths live on the device: calls of a fixed shape that a CUDA graph can replay.
+
+It serves chains. Token t of a text lives in slot t + 1 of the cache; what lies beyond a row's length is stale and
+hidden by the mask until it is overwritten, so undoing a rejected draft costs nothing at all. Slot 0 takes a token at
+position -1, which the first call of a drafter may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from draftproof.models.hf import HFModel
+from draftproof.models.slots import SlotCache
+
+
+class StaticSession:
+    """B rows of up to `capacity` tokens."""
+
+    def __init__(self, model: HFModel, rows: int, capacity: int) -> None:
+        self.model = model
+        self.capacity = capacity
+        self.cache = SlotCache(model.layers, rows, capacity)
+        self.device = model.network.device
+
+    @torch.no_grad()
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Read a text into a row, by a call of its own shape."""
+        if not tokens:
+            return
+        length = len(tokens)
+        self.cache.place(np.arange(1, length + 1)[None], self.device, first=row)
+        ids = torch.tensor([tokens], device=self.device)
+        self._call(ids, torch.arange(length, device=self.device)[None], torch.arange(length + 1, device=self.device), 1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first `length` tokens of a row the same as another's."""
+        self.cache.copy(source, target, length + 1)
+
+    @torch.no_grad()
+    def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:
+        """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""
+        positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
+        self.cache.place_on_device(positions + 1)
+        return self._call(ids, positions, torch.arange(self.capacity + 1, device=self.device), keep)
+
+    def _call(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keep: int) -> torch.Tensor:
+        network = self.model.network
+        own = positions[:, :, None] + 1
+        visible = (slots <= own) & ((slots > 0) | (own == 0))  # [B, T, S]
+        masks = {}
+        for kind, window in self.model.windows.items():
+            seen = visible if window is None else visible & (own - slots < window)
+            bias = torch.zeros(seen.shape, dtype=network.dtype, device=self.device)
+            masks[kind] = bias.masked_fill_(~seen, torch.finfo(network.dtype).min)[:, None]
+        logits: torch.Tensor = network(
+            input_ids=ids,
+            position_ids=positions.clamp_min(0),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            past_key_values=self.cache,
+            use_cache=True,
+            **({"logits_to_keep": keep} if self.model.trims_logits else {}),
+        ).logits
+        return logits[:, -keep:]
