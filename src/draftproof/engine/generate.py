@@ -135,7 +135,8 @@ def prepare(
     capacity = min(longest, target.context or longest) + shape.size
     batch: Batch | FusedBatch
     if fused.fits(target, drafts, rule.name, shape, (sampling, draft_sampling or sampling)):
-        batch = FusedBatch(target, drafts[0] if drafts else None, rule.name, shape.size - 1, n, capacity)
+        pair: Any = (target, drafts[0] if drafts else None)
+        batch = FusedBatch(*pair, rule.name, shape.size - 1, n, capacity)
     else:
         batch = Batch(target, drafts, rule, shape, way, n, capacity)
     guessers = " + ".join(one.name for one in drafts) or "none"
