@@ -3,8 +3,9 @@
 
 The first pass left the largest score of every group of GROUP tokens. The k-th largest of those is a floor for the k-th
 largest score, and no token below (1 - top_p) / V survives top-p; so only groups that reach the floor are read again,
-mostly a few dozen. The cutoff is then found by bisection on the scores' bits, which are as ordered as the scores: 16
-steps for bfloat16. Equal scores are kept or cut as `controls` does: all of them by top-k, the later ids by top-p.
+mostly a few dozen, and their tokens that reach it are listed for this kernel and the next. The cutoff is then found by
+bisection on the scores' bits, which are as ordered as the scores: 16 steps for bfloat16. Equal scores are kept or cut
+as the law does: all of them by top-k, the later ids by top-p.
 """
 
 from typing import Any, NamedTuple
@@ -21,8 +22,9 @@ class Lists(NamedTuple):
 
     groups: Any  # [B * N, limit] live groups
     limit: Any  # groups in a row
-    ids: Any  # [B * N, room] candidate tokens
+    ids: Any  # [B * N, room] candidate tokens in order
     room: Any
+    count: Any  # [B * N] how many candidates are listed; -1 where nothing is truncated or they found no room
 
 
 @triton.jit
@@ -90,35 +92,32 @@ def tally(
 @triton.jit
 def gather(
     rows, lists, groups, row, b, n, peak, rate, floor,
-    SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, GP: tl.constexpr,
+    SHIFT: tl.constexpr, SWEEP: tl.constexpr, GROUP: tl.constexpr, GP: tl.constexpr,
 ):  # fmt: skip
-    """List the groups that reach the floor and, when they are many, the tokens that do; what to read and how much."""
+    """List the groups that reach the floor, then the tokens in them that do; whether there was room, and how many."""
     g = tl.arange(0, GP)
     live = (g < lists.limit) & (groups >= floor)
     tl.store(lists.groups + row * lists.limit + tl.cumsum(live.to(tl.int32), 0) - 1, g, mask=live)
     tl.debug_barrier()
     count = tl.sum(live.to(tl.int32), 0) * GROUP
-    listed = count * 0
-    if count > TILE:
-        found = count * 0
-        for tile in range(tl.cdiv(count, TILE)):
-            ids, keys, weights = candidates(rows, lists, row, b, n, peak, rate, 0, count, tile, SHIFT, TILE, GROUP)
-            reach = (keys >= floor) & (weights > 0)
-            place = found + tl.cumsum(reach.to(tl.int32), 0) - 1
-            tl.store(lists.ids + row * lists.room + place, ids, mask=reach & (place < lists.room))
-            found += tl.sum(reach.to(tl.int32), 0)
-        tl.debug_barrier()
-        if found <= lists.room:
-            listed = count * 0 + 1
-            count = found
-    return listed, count
+    found = count * 0
+    for tile in range(tl.cdiv(count, SWEEP)):
+        ids, keys, weights = candidates(rows, lists, row, b, n, peak, rate, 0, count, tile, SHIFT, SWEEP, GROUP)
+        reach = (keys >= floor) & (weights > 0)
+        place = found + tl.cumsum(reach.to(tl.int32), 0) - 1
+        tl.store(lists.ids + row * lists.room + place, ids, mask=reach & (place < lists.room))
+        found += tl.sum(reach.to(tl.int32), 0)
+    tl.debug_barrier()
+    listed = found <= lists.room
+    tl.store(lists.count + row, tl.where(listed, found, -1))
+    return listed, tl.where(listed, found, count)
 
 
 @triton.jit
 def cut(
     rows, law, draft, draft_law, stats, state, lists, top_k, top_p, min_p, N, S,
     GROUP: tl.constexpr, NP: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, TILE: tl.constexpr,
-    SHIFT: tl.constexpr, GREEDY: tl.constexpr,
+    SWEEP: tl.constexpr, SHIFT: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """Program b * N + n: the law of row n of sequence b. The last row of a sequence to finish decides."""
     row = tl.program_id(0).to(tl.int64)
@@ -145,9 +144,10 @@ def cut(
         share = tl.load(top_p + b)
         least = tl.load(min_p + b)
         sound = (norm > 0) & (norm < float("inf"))
+        tl.store(lists.count + row, -1)
         if sound & (greedy == 0) & ((k > 0) | (share < 1) | (least > 0)):
             cutoff, first, norm = bisect(
-                rows, stats, lists, row, b, n, peak, norm, rate, k, share, least, SHIFT, TILE, GROUP, GP
+                rows, stats, lists, row, b, n, peak, norm, rate, k, share, least, SHIFT, TILE, SWEEP, GROUP, GP
             )
         at = b * law.stride + n
         tl.store(law.peak + at, base)
@@ -163,7 +163,7 @@ def cut(
 @triton.jit
 def bisect(
     rows, stats, lists, row, b, n, peak, norm, rate, k, share, least,
-    SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, GP: tl.constexpr,
+    SHIFT: tl.constexpr, TILE: tl.constexpr, SWEEP: tl.constexpr, GROUP: tl.constexpr, GP: tl.constexpr,
 ):  # fmt: skip
     """Cutoff, first id and normaliser of one row under top-k, then top-p, then min-p."""
     g = tl.arange(0, GP)
@@ -182,7 +182,7 @@ def bisect(
         bound = tl.maximum(tl.where(share < 1, (1.0 - share) * norm / rows.size, 0.0), least).to(tl.float32)
         drop = tl.where(bound > 0, tl.log2(tl.maximum(bound, 1e-37)) - 0.01, float("-inf"))
         floor = key(peak + drop / rate, SHIFT)
-    listed, count = gather(rows, lists, groups, row, b, n, peak, rate, floor, SHIFT, TILE, GROUP, GP)
+    listed, count = gather(rows, lists, groups, row, b, n, peak, rate, floor, SHIFT, SWEEP, GROUP, GP)
     ids, keys, weights = candidates(rows, lists, row, b, n, peak, rate, listed, count, 0, SHIFT, TILE, GROUP)
     cutoff = floor
     if k > 0:  # the k-th largest score

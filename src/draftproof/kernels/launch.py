@@ -71,7 +71,9 @@ class Workspace(NamedTuple):
             torch.zeros(2 * batch, dtype=word, device=device),
         )  # fmt: skip
         listed = min(ROOM, size)
-        lists = Lists(room(rows, limit, dtype=word), limit, room(rows, listed, dtype=word), listed)
+        lists = Lists(
+            room(rows, limit, dtype=word), limit, room(rows, listed, dtype=word), listed, room(rows, dtype=word)
+        )
         return Workspace(plan, stats, state, lists, Summary.empty(batch, nodes, device))
 
 
@@ -97,6 +99,7 @@ def run(
     rows, law = _rows(target, node, tokens, controls), _law(summary, controls)
     draft_rows, known = _rows(draft, node, tokens, controls), _law(draft_law, controls)
     stats = space.stats if controls.truncates else space.stats._replace(group=None)
+    lists = space.lists if controls.truncates else space.lists._replace(count=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=index)
     if names is not None:
         state = state._replace(seed=names.seed, request=names.request, step=names.step)
@@ -108,12 +111,11 @@ def run(
         )  # fmt: skip
         if controls.truncates:
             edited = controls.bias is not None or controls.penalties is not None
-            limit = space.lists.limit
             cut[(batch * nodes,)](
-                rows, law, draft_rows, known, stats, state, space.lists,
+                rows, law, draft_rows, known, stats, state, lists,
                 controls.top_k, controls.top_p, controls.min_p, nodes, plan.chunks,
-                GROUP=GROUP, NP=padded, SP=splits, GP=triton.next_power_of_2(limit), TILE=4096,
-                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, num_warps=16,
+                GROUP=GROUP, NP=padded, SP=splits, GP=triton.next_power_of_2(lists.limit), TILE=1024, SWEEP=2048,
+                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, num_warps=4,
             )  # fmt: skip
         if names is None:
             return None, summary
@@ -123,9 +125,10 @@ def run(
             torch.empty(batch, nodes, dtype=torch.float32, device=target.device),
             torch.empty(batch, dtype=torch.int32, device=target.device),
         )
+        block = min(1024, plan.block) if controls.truncates else plan.block  # lists are short
         emit[(plan.chunks, batch)](
-            rows, law, draft_rows, known, stats, state, *out, nodes, plan.chunks,
-            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, BLOCK=plan.block, num_warps=plan.emit_warps,
+            rows, law, draft_rows, known, stats, lists, state, *out, nodes, plan.chunks,
+            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, BLOCK=block, num_warps=plan.emit_warps,
         )  # fmt: skip
     return out, summary
 
