@@ -10,6 +10,9 @@ import numpy as np
 from draftproof.audit.rows import Read
 from draftproof.audit.run import Auditor
 from draftproof.audit.transcripts import Transcript
+from draftproof import verify
+from draftproof.draft import Draft, Tree
+from draftproof.law import sample
 from draftproof.models.table import TableModel
 from draftproof.sampling import Sampling, law
 
@@ -60,3 +63,79 @@ def contexts(transcript: Transcript):
     from draftproof.audit.rows import _contexts
 
     return _contexts(transcript)
+
+
+# Engines
+
+
+class Rule(NamedTuple):
+    """Token verification in four parts, so that a test can spoil one of them."""
+
+    target: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]  # (scores, counts, is a guess tested) -> law
+    guess: Callable[[np.ndarray, float], int] = draw
+    accept: Callable[[float, float], float] = lambda p, q: p / q
+    replace: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda p, q: np.maximum(p - q, 0)
+
+
+def plain(world: World, length: int, seed: int, heat: float = 1.0) -> Transcript:
+    """No draft: p itself, at another temperature if asked."""
+    laws = softmax(world.p / heat)
+    u = np.random.default_rng(seed).random(length)
+    text = [0]
+    for t in range(length):
+        text.append(draw(laws[text[-1]], u[t]))
+    return Transcript((0,), tuple(text[1:]), Sampling())
+
+
+def chain(world: World, length: int, seed: int, rule: Rule, sampling: Sampling = Sampling(), guesses: int = 4):
+    """One guess after another by `rule`, the text ending at `length`."""
+    chance = np.random.default_rng(seed)
+    counts = np.zeros(world.size)
+    q_laws = softmax(world.q)
+    last, output, flags = 0, [], []
+    while len(output) < length:
+        accepted = True
+        for left in range(guesses, -1, -1):
+            p = rule.target(world.p[last], counts, left > 0)
+            if left:
+                q = q_laws[last]
+                x = rule.guess(q, chance.random())
+                accepted = chance.random() < rule.accept(p[x], q[x])
+                last = x if accepted else draw(rule.replace(p, q), chance.random())
+            else:
+                accepted, last = False, draw(p, chance.random())
+            output.append(last)
+            flags.append(accepted)
+            counts[last] += 1
+            if not accepted:
+                break
+    return Transcript((0,), tuple(output[:length]), sampling, tuple(flags[:length]))
+
+
+def blocks(world: World, texts: int, length: int, seed: int, *, by_position: bool, guesses: int = 3) -> list[Transcript]:
+    """Block verification of many texts side by side; the noise of a guess is named by its position alone, or is fresh."""
+    rule, tree = verify.get("block"), Tree.chain(guesses)
+    chance = np.random.default_rng(seed)
+    p_laws, q_laws = softmax(world.p), softmax(world.q)
+    named = chance.random((texts, length + guesses + 1))
+    output: list[list[int]] = [[] for _ in range(texts)]
+    flags: list[list[bool]] = [[] for _ in range(texts)]
+    going = np.arange(texts)
+    while len(going):
+        tokens = np.zeros((len(going), tree.size), dtype=np.int64)
+        tokens[:, 0] = [(output[b] or [0])[-1] for b in going]
+        place = np.array([len(output[b]) for b in going])
+        for i in range(guesses):
+            u = named[going, place + i] if by_position else chance.random(len(going))
+            tokens[:, i + 1] = sample(q_laws[tokens[:, i]], u)
+        q = q_laws[tokens] * (np.arange(tree.size) < guesses)[None, :, None]
+        draft = Draft(tree, tokens, q, p_laws[tokens])
+        node = sample(rule.stop(draft), chance.random(len(going)))
+        emitted = sample(rule.next(draft, node), chance.random(len(going)))
+        for b, row, last, token in zip(going, tokens, node, emitted, strict=True):
+            output[b] += [*row[1 : last + 1].tolist(), int(token)]
+            flags[b] += [True] * int(last) + [False]
+        going = np.array([b for b in going if len(output[b]) < length])
+    return [
+        Transcript((0,), tuple(o[:length]), Sampling(), tuple(f[:length])) for o, f in zip(output, flags, strict=True)
+    ]

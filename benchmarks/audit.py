@@ -1,0 +1,134 @@
+"""Engines under audit: ours with every kind of rule, and transformers' plain, assisted and lookup generation.
+
+`python -m benchmarks.audit --tokens 200000` collects transcripts from SmolLM2, audits them and writes
+benchmarks/results/audit.json, one row for each engine and setting. It runs on a GPU if there is one; on a CPU ask for a
+few thousand tokens. `--only lookup assisted` chooses engines; a row that is there already is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftproof.audit import audit, collect
+from draftproof.audit.transcripts import Transcript
+from draftproof.draft import Tree
+from draftproof.engine.generate import encode
+from draftproof.models import load
+from draftproof.models.hf import HFModel
+from draftproof.models.ngram import NGram
+from draftproof.sampling import Sampling
+
+RESULTS = Path(__file__).parent / "results" / "audit.json"
+SETTINGS = {"T=1": Sampling(), "T=0.7, top-p 0.9": Sampling(temperature=0.7, top_p=0.9)}
+RULES: dict[str, Tree] = {
+    "token": Tree.chain(4),
+    "block": Tree.chain(4),
+    "gumbel": Tree.chain(4),
+    "optimal": Tree.star(3),
+    "nodeplan": Tree.star(3),
+    "csbv": Tree.paths(2, 3),
+}
+QUESTIONS = (
+    "Write a short story about a lighthouse keeper and a curious seal.",
+    "Explain why the sky is blue to a ten-year-old.",
+    "List five things to pack for a week in the mountains, with a reason for each.",
+    "Translate into French: The train leaves at nine, and the station is far away.",
+    "Give me a recipe for lentil soup with what is usually in a kitchen.",
+    "What is the difference between a list and a tuple in Python? Show an example of each.",
+    "Summarise in two sentences: A cat sat on a mat. A dog came. The cat left the mat. The dog sat on the mat.",
+    "A shop sells pens at 3 for 2 euros. How much do 12 pens cost? Think step by step.",
+    "Write a polite letter to a neighbour about loud music.",
+    "Repeat this list twice: red, green, blue, yellow, black, white.",
+    "Describe the water cycle.",
+    "Invent a name and a slogan for a bakery.",
+)
+
+
+def rounded(target: HFModel, bits: int) -> HFModel:
+    """A draft for any target: its own weights, rounded to 2**bits levels a matrix row."""
+    network = copy.deepcopy(target.network)
+    with torch.no_grad():
+        for weight in network.parameters():
+            if weight.ndim == 2 and weight.shape[0] != target.vocabulary:
+                step = weight.abs().amax(dim=1, keepdim=True) / 2 ** (bits - 1)
+                weight.copy_((weight / step).round() * step)
+    return HFModel(network, target.tokenizer, f"{target.name}, rounded to {bits} bits")
+
+
+def engines(target: HFModel, draft: HFModel, length: int) -> dict[str, Any]:
+    """Name -> (function from settings to endless transcripts, draft's law for the audit)."""
+    prompts = [encode(target, question) for question in QUESTIONS]
+    ngram = NGram(target.vocabulary)
+
+    def ours(verify: str, guesser: Any) -> Any:
+        def make(sampling: Sampling, seed: int) -> Iterator[Transcript]:
+            settings: dict[str, Any] = {"verify": verify, "tree": RULES[verify], "draft": guesser, "seed": seed}
+            return collect.engine(target, prompts, sampling, samples=20, max_new_tokens=length, **settings)
+
+        return make
+
+    def theirs(**settings: Any) -> Any:
+        def make(sampling: Sampling, seed: int) -> Iterator[Transcript]:
+            return collect.transformers(target, prompts, sampling, max_new_tokens=length, seed=seed, **settings)
+
+        return make
+
+    made = {
+        "transformers, plain": (theirs(samples=4), None),
+        "transformers, prompt lookup": (theirs(lookup=5), ngram),
+        "transformers, assisted": (theirs(assistant=draft), draft),
+    }
+    made |= {f"draftproof, {rule}, model": (ours(rule, draft), draft) for rule in RULES}
+    return made | {f"draftproof, {rule}, ngram": (ours(rule, ngram), ngram) for rule in ("token", "block")}
+
+
+def enough(make: Any, sampling: Sampling, tokens: int) -> Iterator[Transcript]:
+    """Transcripts until there are so many tokens."""
+    seed, count = 0, 0
+    while count < tokens:
+        for transcript in make(sampling, seed):
+            yield transcript
+            count += len(transcript.output)
+            if count >= tokens:
+                return
+        seed += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
+    parser.add_argument("--tokens", type=int, default=200_000)
+    parser.add_argument("--length", type=int, default=128, help="longest text")
+    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of engines")
+    parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--pages", type=Path, help="folder for the HTML reports")
+    options = parser.parse_args()
+    target = load("smollm2")
+    draft = rounded(target, 4)
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, (make, guesser) in engines(target, draft, options.length).items():
+        for setting in options.settings if any(part in name for part in options.only) else ():
+            start = time.perf_counter()
+            transcripts = enough(make, SETTINGS[setting], options.tokens)
+            found = audit(transcripts, target, draft=guesser, tolerance=options.tolerance)
+            print(f"{name}, {setting}: {found.verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
+            row = {key: value for key, value in found.as_dict().items() if key not in ("curve", "families", "worst")}
+            rows[f"{name}, {setting}"] = {**row, "device": target.network.device.type, "torch": torch.__version__}
+            RESULTS.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+            if options.pages:
+                from draftproof.audit.page import html
+
+                options.pages.mkdir(parents=True, exist_ok=True)
+                (options.pages / f"{name}, {setting}.html".replace(" ", "-")).write_text(html(found))
+
+
+if __name__ == "__main__":
+    main()

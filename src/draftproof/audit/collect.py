@@ -1,0 +1,239 @@
+"""Transcripts from engines: ours, transformers' generate, vLLM, and anything that speaks OpenAI's completions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from draftproof.audit.transcripts import Transcript
+from draftproof.draft import Tree
+from draftproof.errors import DraftproofError
+from draftproof.models.session import Model
+from draftproof.sampling import Sampling
+
+Ids = tuple[int, ...]
+
+
+def engine(
+    target: Model,
+    prompts: Sequence[Ids],
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    draft: Model | None = None,
+    verify: str = "block",
+    tree: Tree | None = None,
+    max_new_tokens: int = 128,
+    seed: int = 0,
+    rows: int = 64,
+) -> Iterator[Transcript]:
+    """Our own engine, up to `rows` texts in each target call, every text with a row and a draft of its own."""
+    from draftproof.engine import fused
+    from draftproof.engine.batch import Batch
+    from draftproof.engine.generate import choose_draw, choose_rule
+    from draftproof.engine.laws import Member
+    from draftproof.engine.request import Request
+    from draftproof.engine.trace import Trace
+
+    sampling = ended(sampling, target)
+    rule, tree = choose_rule(verify, None), tree or Tree.chain(0 if draft is None else 5)
+    drafts, way = [] if draft is None else [draft], choose_draw(rule, tree, None)
+    wanted = [prompt for prompt in prompts for _ in range(samples)]
+    for start in range(0, len(wanted), rows):
+        part = wanted[start : start + rows]
+        capacity = max(map(len, part)) + max_new_tokens + tree.size
+        batch: Any = Batch(target, drafts, rule, tree, way, len(part), capacity)
+        if fused.fits(target, drafts, rule.name, tree, (sampling, sampling)):  # as generate() chooses
+            pair: Any = (target, draft)
+            batch = fused.FusedBatch(*pair, rule.name, tree.size - 1, len(part), capacity)
+        requests = [
+            Request(target, prompt, sampling, sampling, max_new_tokens, (), Member(seed, start + i), Trace())
+            for i, prompt in enumerate(part)
+        ]
+        for request in requests:
+            batch.add([request])
+        while not batch.is_finished:
+            batch.step()
+        for request in requests:
+            steps = request.trace.steps
+            flags = tuple(i < step.accepted for step in steps for i in range(len(step.tokens)))
+            yield Transcript(request.prompt, tuple(request.tokens), sampling, flags)
+
+
+def transformers(
+    target: Any,
+    prompts: Sequence[Ids],
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    assistant: Any = None,
+    lookup: int | None = None,
+    max_new_tokens: int = 128,
+    seed: int = 0,
+) -> Iterator[Transcript]:
+    """transformers' generate: plain, with an assistant model, or with prompt lookup of `lookup` tokens."""
+    import torch
+
+    network, stated = target.network, ended(sampling, target)
+    settings: dict[str, Any] = {**_for_transformers(sampling), "max_new_tokens": max_new_tokens}
+    if assistant is not None:
+        settings["assistant_model"] = assistant.network
+    if lookup is not None:
+        settings["prompt_lookup_num_tokens"] = lookup
+    pad = (target.end_tokens or (0,))[0]
+    torch.manual_seed(seed)
+    together = samples if assistant is None and lookup is None else 1  # assisted generation takes one text at a time
+    for prompt in prompts:
+        for _ in range(samples // together):
+            ids = torch.tensor([prompt], device=network.device)
+            made = network.generate(
+                ids, attention_mask=torch.ones_like(ids), num_return_sequences=together, pad_token_id=pad, **settings
+            )
+            for text in made[:, len(prompt) :].tolist():
+                yield Transcript(prompt, _until_end(text, stated.end_tokens), stated)
+
+
+def endpoint(
+    url: str,
+    model: str,
+    target: Model,
+    prompts: Sequence[Ids],
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    max_new_tokens: int = 128,
+    key: str | None = None,
+) -> Iterator[Transcript]:
+    """An OpenAI-compatible server: POST `url`/completions with token ids as the prompt.
+
+    The output's ids are taken from `token_ids` where the server gives them (vLLM does), else from the log
+    probabilities' tokens, else made from the text again, and then marked so.
+    """
+    stated = ended(sampling, target)
+    for prompt in prompts:
+        body = {
+            "model": model,
+            "prompt": list(prompt),
+            "n": samples,
+            "max_tokens": max_new_tokens,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **_for_openai(sampling),
+        }
+        for choice in _post(f"{url.rstrip('/')}/completions", body, key).get("choices", []):
+            output, retokenised = _chosen(choice, target)
+            ends = stated.end_tokens
+            if (
+                choice.get("finish_reason") == "stop"
+                and output[-1:] != ()
+                and output[-1] not in ends
+                and len(ends) == 1
+            ):
+                output = (*output, ends[0])
+            if output:
+                yield Transcript(prompt, output, stated, retokenised=retokenised)
+
+
+def vllm(
+    model: str,
+    target: Model,
+    prompts: Sequence[Ids],
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    max_new_tokens: int = 128,
+    seed: int = 0,
+    **engine_settings: Any,
+) -> Iterator[Transcript]:
+    """vLLM in this process; `engine_settings` such as speculative_config go to its LLM unchanged."""
+    try:
+        from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise DraftproofError("vllm is not installed here: install it, or collect from its server by URL") from error
+    stated = ended(sampling, target)
+    params = SamplingParams(n=samples, max_tokens=max_new_tokens, **_for_openai(sampling))
+    asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    for prompt, answer in zip(prompts, LLM(model, seed=seed, **engine_settings).generate(asked, params), strict=True):
+        for choice in answer.outputs:
+            yield Transcript(prompt, tuple(choice.token_ids), stated)
+
+
+def ended(sampling: Sampling, target: Model) -> Sampling:
+    """The settings with the model's own end tokens, as engines have them."""
+    return sampling if sampling.end_tokens else dataclasses.replace(sampling, end_tokens=target.end_tokens)
+
+
+def _for_transformers(sampling: Sampling) -> dict[str, Any]:
+    """generate()'s names; what it cannot do is an error rather than a difference in law."""
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+    _only(sampling, (*names, "repetition_penalty", "end_tokens"), "transformers' generate")
+    off = Sampling()
+    values = {name: getattr(sampling, name) for name in names}
+    kept = {name: value for name, value in values.items() if value != getattr(off, name)}
+    # its default is top-k 50, so "off" must be said
+    return {"do_sample": True, "top_k": 0, "repetition_penalty": sampling.repetition_penalty, **kept}
+
+
+def _for_openai(sampling: Sampling) -> dict[str, Any]:
+    """The names of OpenAI's completions and vLLM's additions to them; settings at rest are left out."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    _only(sampling, (*names, "end_tokens"), "a completions endpoint")
+    off = Sampling()
+    made = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(off, name)}
+    return {"temperature": 1.0, **made}  # some servers have another default
+
+
+def _only(sampling: Sampling, names: Sequence[str], who: str) -> None:
+    off = Sampling()
+    for field in dataclasses.fields(Sampling):
+        value = getattr(sampling, field.name)
+        if (value != getattr(off, field.name) and field.name not in names) or callable(value):
+            raise DraftproofError(f"{who} has no {field.name}={value!r}: leave it out to audit this engine")
+
+
+def _until_end(text: list[int], ends: Sequence[int]) -> Ids:
+    """A text without the padding after its end; the end token stays."""
+    for i, token in enumerate(text):
+        if token in ends:
+            return tuple(text[: i + 1])
+    return tuple(text)
+
+
+def _chosen(choice: dict[str, Any], target: Model) -> tuple[Ids, bool]:
+    """Ids of one completion, and whether they had to be made from its text."""
+    if choice.get("token_ids"):
+        return tuple(choice["token_ids"]), False
+    named = (choice.get("logprobs") or {}).get("tokens") or []
+    if named and all(name.startswith("token_id:") for name in named):
+        return tuple(int(name.removeprefix("token_id:")) for name in named), False
+    if target.tokenizer is None:
+        raise DraftproofError(f"the server gave no token ids and {target.name!r} has no tokenizer: audit another way")
+    vocabulary = target.tokenizer.get_vocab()
+    if named and all(name in vocabulary for name in named):
+        return tuple(vocabulary[name] for name in named), False
+    return tuple(target.tokenizer(choice.get("text", ""), add_special_tokens=False)["input_ids"]), True
+
+
+def _post(url: str, body: dict[str, Any], key: str | None) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            said = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        detail = error.read().decode(errors="replace").strip().splitlines()[:1]
+        raise DraftproofError(
+            f"{url} answered {error.code} ({''.join(detail)[:200]}): check model and settings"
+        ) from error
+    except (OSError, json.JSONDecodeError) as error:
+        raise DraftproofError(f"no completions from {url} ({error}): check the address and that it runs") from error
+    if not isinstance(said, dict):
+        raise DraftproofError(
+            f"{url} answered with {type(said).__name__}, not an object: is this a completions server?"
+        )
+    return said
