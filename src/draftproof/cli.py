@@ -1,13 +1,15 @@
-"""The command line: draftproof generate, draftproof list."""
+"""The command line: draftproof generate, limits, list."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftproof.audit.command import audit, collect
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
@@ -97,6 +99,61 @@ def generate(
         _summarise(output, plain)
 
 
+@app.command()
+def limits(
+    target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="ngram or a model.")] = "ngram",
+    prompts: Annotated[Path | None, typer.Option(help="A .txt file, one prompt a line, or a .jsonl file.")] = None,
+    k: Annotated[str, typer.Option("--k", help="Numbers of guesses for a token, with commas.")] = "1,2,4",
+    temperature: Annotated[str, typer.Option(help="One or several, with commas.")] = "1.0",
+    tokens: Annotated[int, typer.Option(help="Length of the text for each prompt.")] = 24,
+    length: Annotated[int, typer.Option(help="Length of the paths that are guessed.")] = 4,
+    draft_top_k: Annotated[int, typer.Option(help="The drafter draws from so many tokens; 0 is all.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of texts and guesses.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Precision of the weights.")] = "float32",
+    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw acceptance against K: a .svg or .png file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """How good each algorithm is on your models and prompts, how good it could be, and which one to use."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from draftproof.limits import Settings, measure, report
+    from draftproof.limits.prompts import PROMPTS, read
+    from draftproof.models import drafter, load
+    from draftproof.noise import check_seed
+
+    sizes = tuple(_numbers(k, int, "k")), tuple(_numbers(temperature, float, "temperature"))
+    settings = Settings(*sizes, tokens, length, draft_top_k, check_seed(seed), chat=not raw).check()
+    if plot is not None:
+        report.check_plot(plot)
+    texts = list(PROMPTS) if prompts is None else read(prompts)
+    model = load(target, dtype=dtype)
+    bar = iter(
+        track(range(len(texts) * tokens * len(sizes[1])), "measuring", console=Console(stderr=True), transient=True)
+    )
+    found = measure(model, drafter(draft, model), texts, settings, lambda: next(bar, None))
+    if plot is not None:
+        report.plot(found, plot)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict(found), indent=1))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    for result in found.results:
+        console.print(f"temperature {result.temperature:g}, {result.positions} positions of {len(texts)} texts\n")
+        console.print(report.table(result))
+        console.print(f"\n{report.hotter(result)}\n{report.advice(found, result)}\n")
+    console.print(report.clock(found))
+
+
+def _numbers(text: str, kind: type, name: str) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise DraftproofError(f"{name} takes numbers with commas between them, not {text!r}") from error
+
+
 @app.command("list")
 def list_rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Every algorithm: paper, ways of drawing it is exact for, trees it takes."""
@@ -173,6 +230,10 @@ def _as_dict(output: Output, plain: Output | None) -> dict[str, Any]:
 
 def _speed(output: Output) -> float:
     return output.trace.tokens / max(sum(output.trace.seconds.values()), 1e-9)
+
+
+app.command()(audit)
+app.command()(collect)
 
 
 def main() -> None:

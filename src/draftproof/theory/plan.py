@@ -165,17 +165,19 @@ def promise(tree: Tree, tokens: float, variance: float, costs: Costs) -> Plan:
     return Plan(tree, tokens, step.mean, gain, gain * relative)
 
 
-def best_paths(reached: Estimate, costs: Costs, width: int = 1) -> Plan:
-    """The best length for `width` paths side by side, given estimates of P(accepted >= i) for i = 1, 2, ...
-
-    Up to the length that was measured; no guess at all is among the choices.
-    """
+def path_plans(reached: Estimate, costs: Costs, width: int = 1) -> list[Plan]:
+    """What `width` paths side by side promise for every length from 0, given estimates of P(accepted >= 1, 2, ...)."""
     plans = [promise(Tree.chain(0), 1.0, 0.0, costs)]
     for length in range(1, len(reached.mean) + 1):
         variance = float(reached.covariance[:length, :length].sum())
         tokens = 1 + float(reached.mean[:length].sum())
         plans.append(promise(Tree.paths(width, length), tokens, variance, costs))
-    return max(plans, key=lambda plan: plan.rate)
+    return plans
+
+
+def best_paths(reached: Estimate, costs: Costs, width: int = 1) -> Plan:
+    """The best length for `width` paths, up to the one that was measured; no guess at all is among the choices."""
+    return max(path_plans(reached, costs, width), key=lambda plan: plan.rate)
 
 
 # Trees: guess k of a node is the accepted one with probability acc[k]

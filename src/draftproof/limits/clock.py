@@ -1,0 +1,67 @@
+"""What a step takes on this machine: the drafter's call, the target's by its number of tokens, each rule's decision."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from draftproof.draft import Tree
+from draftproof.draws import DRAWS
+from draftproof.engine.decide import decide
+from draftproof.engine.propose import by_draw, propose
+from draftproof.limits.forest import Case
+from draftproof.limits.walk import LARGEST, Walk
+from draftproof.theory.plan import Costs, Seconds
+from draftproof.verify import VERIFIERS
+
+SIZES = (1, 2, 3, 5, 9, 17, LARGEST)  # tokens of a call
+REPEATS = 5
+
+
+class Times(NamedTuple):
+    """What was measured at one position."""
+
+    models: Costs
+    steps: dict[Case, Costs]  # the same with each rule's decision
+    guessed: bool  # whether the drafter had a guess there; without one, rules have nothing to decide
+
+
+def measure(walk: Walk, found: Sequence[Case]) -> Times:
+    """Times at the walk's position. No call is committed, so the position stays as it was."""
+    chain = Tree.chain(walk.length)
+    guess = by_draw([walk.row], chain, DRAWS["iid"])
+    draft = _time(lambda: propose([walk.row], walk.sessions[1:], chain, guess)).times(1 / walk.length)
+    target = {size: _time(partial(_call, walk, size)) for size in SIZES}
+    plain = target[1].plus(_decision(walk, Case("match", "iid", 1), length=0))
+    steps = {}
+    for case in found:
+        decision = _decision(walk, case)
+        steps[case] = Costs(draft, {**{size: call.plus(decision) for size, call in target.items()}, 1: plain})
+    assert walk.draft is not None
+    return Times(Costs(draft, target), steps, walk.draft.tree.size > 1)
+
+
+def _call(walk: Walk, size: int) -> float:
+    tokens = np.full((1, size), walk.row.last, dtype=np.int64)
+    return float(walk.target_laws(Tree.chain(size - 1), tokens)[0, 0, 0])  # reading a number waits for the device
+
+
+def _decision(walk: Walk, case: Case, length: int | None = None) -> Seconds:
+    """A rule's time on the guesses at the walk's position, on the whole vocabulary."""
+    assert walk.draft is not None
+    part = walk.forest.part(walk.draft, walk.forest.paths(case), length)
+    return _time(lambda: decide([walk.row], part, [0], VERIFIERS[case.rule]), repeats=2)
+
+
+def _time(work: Callable[[], object], repeats: int = REPEATS) -> Seconds:
+    work()  # once unmeasured: caches fill, memory is found
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return Seconds.of(times)

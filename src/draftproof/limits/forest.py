@@ -1,0 +1,188 @@
+"""One draft for all rules: paths for every way of drawing and every K side by side, read in a single target call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, to_device
+
+from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draws import DRAWS
+from draftproof.engine.generate import choose_draw
+from draftproof.engine.laws import beside
+from draftproof.engine.propose import Guesser
+from draftproof.law import Array, normalise
+from draftproof.theory import bounds
+from draftproof.verify import VERIFIERS, block
+
+# the rule that no other beats for a way of drawing; for distinct siblings none is known that reaches the limit
+BEST = {"iid": "optimal", "top": "top_plus_one", "plan": "nodeplan", "fixed": "match"}
+NESTED = ("iid", "distinct", "fixed")  # the first of K siblings drawn so are as good as fewer siblings drawn so
+
+
+class Case(NamedTuple):
+    """A rule, the way of drawing it is used with, and K paths."""
+
+    rule: str
+    draw: str
+    siblings: int
+
+
+def cases(siblings: Sequence[int]) -> list[Case]:
+    """Every rule for every K. For K = 1 only those that differ there: a rule for trees is then one of those for chains.
+
+    Not so the rules that take fixed guesses, which do not look at q.
+    """
+    found = []
+    for K in siblings:
+        tree = Tree.paths(K, 2)
+        for rule in VERIFIERS.values():
+            if rule.accepts(tree) and (K > 1 or rule.trees == "chain" or "fixed" in rule.draws):
+                found.append(Case(rule.name, choose_draw(rule, tree, None).name, K))
+    return found
+
+
+class Forest(NamedTuple):
+    """Which of `width` paths belong to which (draw, K)."""
+
+    width: int
+    groups: dict[tuple[str, int], range]
+
+    @staticmethod
+    def of(found: Sequence[Case]) -> Forest:
+        """Room for all cases; fewer siblings share the paths of more where the draw allows it."""
+        wanted: dict[tuple[str, int], int] = {}
+        for case in found:
+            draw = "iid" if case.siblings == 1 else case.draw  # one guess is drawn alike in all ways, or is certain
+            key = (draw, 0 if draw in NESTED else case.siblings)
+            wanted[key] = max(wanted.get(key, 0), case.siblings)
+        groups, width = {}, 0
+        for key, size in wanted.items():
+            groups[key] = range(width, width + size)
+            width += size
+        return Forest(width, groups)
+
+    def paths(self, case: Case) -> range:
+        """The paths of a case."""
+        draw = "iid" if case.siblings == 1 else case.draw
+        return self.groups[draw, 0 if draw in NESTED else case.siblings][: case.siblings]
+
+    def guesser(self, u: np.ndarray) -> Guesser:
+        """First tokens by each group's own way of drawing, the others one by one; u [B, N] has a number a node."""
+
+        def guess(q: Array, children: list[int], depth: int) -> Array:
+            if depth:
+                return DRAWS["iid"].sample(q, beside(u[:, children], q))
+            drawn = []
+            for (draw, _), group in self.groups.items():
+                drawn.append(DRAWS[draw].sample(q, beside(u[:, [children[j] for j in group]], q)))
+            return array_namespace(q).concat(drawn, axis=1)
+
+        return guess
+
+    def part(self, draft: Draft, paths: range, length: int | None = None) -> Draft:
+        """The draft of some paths of the forest, the first `length` levels of them."""
+        deepest = draft.tree.depth[-1]
+        levels = deepest if length is None else min(length, deepest)
+        nodes = [0, *(1 + level * self.width + j for level in range(levels) for j in paths)]
+        tree = Tree.paths(len(paths), levels)
+        q = draft.q[:, nodes]
+        if levels < deepest:  # what was the beginning of a path is now its end
+            q = array_namespace(q).concat([q[:, : tree.levels[-1].start], q[:, tree.levels[-1].start :] * 0], axis=1)
+        return Draft(tree, draft.tokens[:, nodes], q, draft.p[:, nodes])
+
+
+def compact(draft: Draft) -> Draft:
+    """The same draft for `stop` in NumPy float64, with all tokens that the drafter cannot draw put together as one.
+
+    No rule tells them apart: it never accepts one, and whether it stops depends on their mass alone.
+    """
+    tokens, q, p = (np.asarray(to_device(array, "cpu")) for array in (draft.tokens, draft.q, draft.p))
+    support = np.nonzero((q > 0).any(axis=(0, 1)))[0]
+    inside = p[..., support].astype(np.float64)
+    rest = np.clip(p.sum(axis=-1, dtype=np.float64) - inside.sum(axis=-1), 0, None)
+    small_p = normalise(np.concatenate([inside, rest[..., None]], axis=-1))
+    small_q = normalise(np.concatenate([q[..., support].astype(np.float64), rest[..., None] * 0], axis=-1))
+    place = np.searchsorted(support, tokens)
+    place = np.where(tokens < 0, -1, place)
+    place[:, 0] = 0  # the last token of the text: no rule looks at it
+    return Draft(draft.tree, place, small_q, small_p)
+
+
+def reached(rule: Verifier, draft: Draft, u: Any, length: int) -> Any:
+    """[length] probability that the rule accepts at least 1, 2, ... guesses, mean over the drafts [B].
+
+    u [B or more, ...] serves rules that select a path. Where block verification finishes, its weights are taken: they
+    are the same on average, with the noise of later guesses left out.
+    """
+    if rule.select is not None:
+        draft = rule.select(draft, u[: len(draft.tokens), : rule.uniforms(draft.tree)]).chain
+    if rule.stop is block.stop:
+        found = block.weights(draft)[:, 1:].mean(axis=0)
+    else:
+        stop, depth = rule.stop(draft).mean(axis=0), np.array(draft.tree.depth)
+        found = np.array([stop[depth >= i].sum() for i in range(1, draft.tree.depth[-1] + 1)])
+    return np.concatenate([found, np.zeros(length)])[:length]
+
+
+class Look:
+    """What is seen at one position; everything that several rules need is computed once.
+
+    first [R, K] and select [R, ...] are uniforms. First guesses are drawn anew R times, because that needs no model.
+    """
+
+    def __init__(self, forest: Forest, draft: Draft, first: Any, select: Any) -> None:
+        self.forest, self.draft, self.first, self.select = forest, draft, first, select
+        root = compact(forest.part(draft, range(1), 0)._replace(q=draft.q[:, :1]))
+        self.rows = root.p[:, 0], root.q[:, 0]  # [1, V] both laws after the text so far
+        self._made: dict[Any, Any] = {}
+
+    def whole(self, case: Case) -> Draft:
+        """The paths of a case."""
+        draft: Draft = self._once(("whole", case.draw, case.siblings), lambda: self._paths(case))
+        return draft
+
+    def limit(self, case: Case) -> float:
+        """What no rule accepts more than."""
+        p, q = self.rows
+        if not q.any():
+            return 0.0
+        limit: float = self._once(
+            ("limit", case.draw, case.siblings), lambda: float(bounds.LIMITS[case.draw](p, q, case.siblings)[0])
+        )
+        return limit
+
+    def acceptance(self, rule: str, case: Case) -> float:
+        """How often a rule accepts one of the first guesses of a case."""
+        stars = self._once(("stars", case.draw, case.siblings), lambda: self._stars(case))
+        accepted: float = self._once(
+            (rule, case.draw, case.siblings), lambda: float(reached(VERIFIERS[rule], stars, self.select, 1)[0])
+        )
+        return accepted
+
+    def luck(self, case: Case) -> float:
+        """What a rule whose mean is known accepts of these guesses beyond that mean.
+
+        Such are the best rules, because their mean is the limit; where none is known, the token rule on one guess.
+        """
+        known = BEST.get(case.draw)
+        first = Case("token", "iid", 1)
+        return self.acceptance(known or "token", case if known else first) - self.limit(case if known else first)
+
+    def _paths(self, case: Case) -> Draft:
+        return compact(self.forest.part(self.draft, self.forest.paths(case)))
+
+    def _stars(self, case: Case) -> Draft:
+        """[R] drafts of K guesses for one token."""
+        p, q = (np.repeat(row, len(self.first), axis=0) for row in self.rows)
+        guesses = DRAWS[case.draw].sample(q, self.first[:, : case.siblings])
+        tokens = np.concatenate([guesses[:, :1] * 0, guesses], axis=1)
+        q = np.stack([q, *[q * 0] * case.siblings], axis=1)
+        return Draft(Tree.star(case.siblings), tokens, q, np.stack([p] * (case.siblings + 1), axis=1))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
