@@ -112,7 +112,9 @@ def chain(world: World, length: int, seed: int, rule: Rule, sampling: Sampling =
     return Transcript((0,), tuple(output[:length]), sampling, tuple(flags[:length]))
 
 
-def blocks(world: World, texts: int, length: int, seed: int, *, by_position: bool, guesses: int = 3) -> list[Transcript]:
+def blocks(
+    world: World, texts: int, length: int, seed: int, *, by_position: bool, guesses: int = 3
+) -> list[Transcript]:
     """Block verification of many texts side by side; the noise of a guess is named by its position alone, or is fresh."""
     rule, tree = verify.get("block"), Tree.chain(guesses)
     chance = np.random.default_rng(seed)

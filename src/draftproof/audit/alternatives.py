@@ -36,6 +36,7 @@ class Alternative(NamedTuple):
     law: Callable[[Rows], Array]  # [R, V]
     shares: tuple[float, ...] = (0.999,)  # below one: a single token must not be able to lose everything
     cap: Callable[[float], float] = lambda tolerance: tolerance**-0.25  # of the ratio, where noise is allowed for
+    factor: float = 1.0  # of a temperature: by how much it is off
 
 
 class Payoff(NamedTuple):
@@ -185,7 +186,8 @@ def alternatives(draft: bool) -> tuple[Alternative, ...]:
     ]
     for size in (0.01, 0.02, 0.04, 0.08, 0.16, 0.32):
         for factor in (1 - size, 1 + size):
-            found.append(Alternative("temperature", f"temperature {factor:.2f} times the stated one", heated(factor)))
+            words = f"the temperature were {factor:.2f} times the stated one"
+            found.append(Alternative("temperature", words, heated(factor), factor=factor))
     for k in (10, 40, 100):
         found.append(Alternative("truncation added", f"top-k {k} on top of the settings", top_k(k), often))
     for mass in (0.8, 0.9, 0.95, 0.99):

@@ -46,10 +46,12 @@ def engine(
     for start in range(0, len(wanted), rows):
         part = wanted[start : start + rows]
         capacity = max(map(len, part)) + max_new_tokens + tree.size
-        batch: Any = Batch(target, drafts, rule, tree, way, len(part), capacity)
+        batch: Any
         if fused.fits(target, drafts, rule.name, tree, (sampling, sampling)):  # as generate() chooses
-            pair: Any = (target, draft)
-            batch = fused.FusedBatch(*pair, rule.name, tree.size - 1, len(part), capacity)
+            pair: list[Any] = [target, draft]
+            batch = fused.FusedBatch(pair[0], pair[1], rule.name, tree.size - 1, len(part), capacity)
+        else:
+            batch = Batch(target, drafts, rule, tree, way, len(part), capacity)
         requests = [
             Request(target, prompt, sampling, sampling, max_new_tokens, (), Member(seed, start + i), Trace())
             for i, prompt in enumerate(part)

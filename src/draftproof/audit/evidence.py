@@ -27,6 +27,7 @@ class Bet(NamedTuple):
     family: str
     says: str
     share: float  # of the tokens on which the fault is thought to happen
+    factor: float  # of a temperature
     weight: float
 
 
@@ -136,11 +137,11 @@ class Evidence:
 
 def _book(alternatives: Sequence[Alternative], tables: Sequence[Table]) -> tuple[Bet, ...]:
     """Equal capital for each family, and in it for each bet."""
-    lines = [(a.family, a.says, share) for a in alternatives for share in a.shares]
-    lines += [(table.says, table.says, 1.0) for table in tables for _ in STRENGTHS]
-    families = [family for family, _, _ in lines]
+    lines = [(a.family, a.says, share, a.factor) for a in alternatives for share in a.shares]
+    lines += [(table.says, table.says, 1.0, 1.0) for table in tables for _ in STRENGTHS]
+    families = [line[0] for line in lines]
     count = len(set(families))
-    return tuple(Bet(f, says, share, 1 / count / families.count(f)) for f, says, share in lines)
+    return tuple(Bet(*line, 1 / count / families.count(line[0])) for line in lines)
 
 
 def _mean(logs: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftproof.audit.evidence import Evidence
+from draftproof.audit.evidence import Bet, Evidence
 from draftproof.audit.notes import Notes, Spot
 
 SURE = 1.2815515655446004  # normal quantile: the smallest bias is one that is shown nine times out of ten
@@ -120,7 +120,7 @@ def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None
         notes.transcripts,
         evidence.peak,
         evidence.evidence,
-        says(lead.says, lead.share, notes.temperatures),
+        says(lead, notes.temperatures),
         rate,
         (mean - 1.96 * spread, rate + 1.96 * spread),
         powers(evidence, alpha),
@@ -135,33 +135,36 @@ def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None
     )
 
 
-def says(words: str, share: float, temperatures: set[float]) -> str:
+def says(bet: Bet, temperatures: set[float]) -> str:
     """The alternative in words, with the temperature itself where all transcripts state the same."""
-    if words.startswith("temperature "):
-        factor = float(words.split()[1])
-        if len(temperatures) == 1 and (stated := next(iter(temperatures))) > 0:
-            return f"the temperature were {factor * stated:.3g} instead of {stated:g}"
-        return f"the temperature were {factor:g} times the stated one"
-    return words if share > 0.9 else f"{words} on {share:.1%} of the tokens"
+    if bet.factor != 1 and len(temperatures) == 1 and 0 not in temperatures:
+        (stated,) = temperatures
+        return f"the temperature were {bet.factor * stated:.3g} instead of {stated:g}"
+    return bet.says if bet.share > 0.9 else f"{bet.says} on {bet.share:.1%} of the tokens"
 
 
 def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
-    """For each named alternative the smallest share that would have been seen; of each family the easiest to see.
+    """For each family of named alternatives the smallest fault that would have been seen, nine times out of ten.
 
-    A share s of tokens from a adds about s^2 m / 2 nats a token, where m is the mean of (a/p - 1)^2, and as much as
-    sqrt(2 s^2 m / 2) of standard deviation a token: seen nine times out of ten once
-    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight), x^2 = n s^2 m / 2.
+    A share s of the tokens drawn from a adds about s^2 m / 2 nats a token, where m is the mean of (a/p - 1)^2; their
+    sum over n tokens, x^2 = n s^2 m / 2, has a standard deviation of sqrt(2) x. So the fault is seen when
+    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight). A temperature's s scales how much it is off.
     """
     n = max(evidence.count, 1)
     found: dict[str, Power] = {}
-    weight = {(bet.family, bet.says): bet.weight for bet in evidence.bets}
+    weight = {bet.says: bet.weight for bet in evidence.bets}
     for i, alternative in enumerate(evidence.alternatives):
         away, square = evidence.moments[:, i] / n
         if square > 0:
-            need = math.log(1 / alpha / weight[alternative.family, alternative.says])
+            need = math.log(1 / alpha / weight[alternative.says])
             x = (SURE * math.sqrt(2) + math.sqrt(2 * SURE**2 + 4 * need)) / 2
             share = x * math.sqrt(2 / (n * square))
             one = Power(alternative.family, alternative.says, share, share * away)
+            if (off := abs(alternative.factor - 1)) > 0.011:
+                continue  # the nearest factor says it best: the scaling holds for small ones
+            if off > 0:
+                off = share * off
+                one = Power(alternative.family, f"the temperature were off by {off:.2%}", 1.0, share * away)
             if alternative.family not in found or one.total_variation < found[alternative.family].total_variation:
                 found[alternative.family] = one
     return tuple(found.values())
