@@ -168,6 +168,8 @@ def test_advice_names_the_fastest(measured):
     promised = fastest._replace(plan=fastest.plan._replace(speedup=1.5, tokens=2.5, error=0.25))
     said = report.advice(measured, result._replace(rules=[promised]))
     tree = report.shape(promised)
+    doubtful = promised._replace(plan=promised.plan._replace(speedup=1.2))
+    assert "use --draft none" in report.advice(measured, result._replace(rules=[doubtful]))
     assert f"use --verify {promised.case.rule} --tree {tree}: 2.50 tokens a call, predicted 1.50 ± 0.25 times" in said
 
 

@@ -29,11 +29,11 @@ def shape(rule: Measured) -> str:
 
 
 def advice(report: Report, result: Temperature) -> str:
-    """Which configuration to use, in one sentence."""
+    """Which configuration to use, in one sentence; a gain within its own error is none."""
     rule = best(result)
     gain = f"{rule.plan.speedup:.2f} ± {rule.plan.error:.2f} times the speed of plain sampling"
     start = f"At temperature {result.temperature:g} on this machine use"
-    if rule.plan.speedup <= 1:
+    if rule.plan.tokens == 1 or rule.plan.speedup - rule.plan.error <= 1:
         return f"{start} --draft none: the best rule, {rule.case.rule} with {shape(rule)}, is predicted {gain}."
     settings = f"--verify {rule.case.rule} --tree {shape(rule)}"
     return f"{start} {settings}: {rule.plan.tokens:.2f} tokens a call, predicted {gain}."
