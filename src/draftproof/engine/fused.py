@@ -60,12 +60,19 @@ class FusedBatch:
     """Requests in the rows of two static sessions; the interface of Batch."""
 
     def __init__(
-        self, target: HFModel, draft: HFModel | None, rule: str, length: int, size: int, capacity: int
+        self,
+        target: Any,  # HFModel
+        draft: Any,  # HFModel or None
+        rule: str,
+        length: int,
+        size: int,
+        capacity: int,
+        compiled: bool = False,
     ) -> None:
         self.length = length if draft is not None else 0
         capacity += 2 * (self.length + 1)  # a text that has ended is noticed while one more step is in flight
-        self.target = StaticSession(target, size, capacity)
-        self.drafter = StaticSession(draft, size, capacity) if draft is not None else None
+        self.target = StaticSession(target, size, capacity, compiled)
+        self.drafter = StaticSession(draft, size, capacity, compiled) if draft is not None else None
         self.vocabulary = target.vocabulary
         device = self.device = target.network.device
         self.rule = torch.full((size,), RULES.get(rule, Rule.TOKEN), dtype=torch.int32, device=device)
@@ -147,7 +154,7 @@ class FusedBatch:
                 logits = self.drafter.forward(ids, base, keep=1)[:, 0]
                 column = None if kept is None else Summary(*(part[:, k : k + 1] for part in kept))
                 drawn, _ = kernels.sample(
-                    logits, controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
+                    logits, controls, names, node=k, index=k + 1, tokens=tokens[:, :k].contiguous(), summary=column
                 )
                 tokens[:, k] = drawn
                 rows.append(logits)

@@ -8,6 +8,7 @@ position -1, which the first call of a drafter may have.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +20,13 @@ from draftproof.models.slots import SlotCache
 class StaticSession:
     """B rows of up to `capacity` tokens."""
 
-    def __init__(self, model: HFModel, rows: int, capacity: int) -> None:
+    def __init__(self, model: HFModel, rows: int, capacity: int, compiled: bool = False) -> None:
         self.model = model
         self.capacity = capacity
         self.cache = SlotCache(model.layers, rows, capacity)
         self.device = model.network.device
+        # dynamic=False: a call has one of two shapes, and each deserves code of its own
+        self._fast = torch.compile(model.network.forward, dynamic=False) if compiled else model.network
 
     @torch.no_grad()
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
@@ -33,7 +36,8 @@ class StaticSession:
         length = len(tokens)
         self.cache.place(np.arange(1, length + 1)[None], self.device, first=row)
         ids = torch.tensor([tokens], device=self.device)
-        self._call(ids, torch.arange(length, device=self.device)[None], torch.arange(length + 1, device=self.device), 1)
+        slots = torch.arange(length + 1, device=self.device)
+        self._call(self.model.network, ids, torch.arange(length, device=self.device)[None], slots, 1)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` tokens of a row the same as another's."""
@@ -44,9 +48,11 @@ class StaticSession:
         """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""
         positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
         self.cache.place_on_device(positions + 1)
-        return self._call(ids, positions, torch.arange(self.capacity + 1, device=self.device), keep)
+        return self._call(self._fast, ids, positions, torch.arange(self.capacity + 1, device=self.device), keep)
 
-    def _call(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keep: int) -> torch.Tensor:
+    def _call(
+        self, run: Any, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keep: int
+    ) -> torch.Tensor:
         network = self.model.network
         own = positions[:, :, None] + 1
         visible = (slots <= own) & ((slots > 0) | (own == 0))  # [B, T, S]
@@ -55,7 +61,7 @@ class StaticSession:
             seen = visible if window is None else visible & (own - slots < window)
             bias = torch.zeros(seen.shape, dtype=network.dtype, device=self.device)
             masks[kind] = bias.masked_fill_(~seen, torch.finfo(network.dtype).min)[:, None]
-        logits: torch.Tensor = network(
+        logits: torch.Tensor = run(
             input_ids=ids,
             position_ids=positions.clamp_min(0),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
