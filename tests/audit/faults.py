@@ -56,7 +56,7 @@ def feed(book: Auditor, world: World, transcript: Transcript, draft: bool = True
     """Audit one transcript with the world's own rows."""
     before = np.array([transcript.prompt[-1], *transcript.output[:-1]])
     q = law(world.q[before], transcript.sampling, contexts(transcript)) if draft else None
-    book.add(Read(transcript, world.p[before], q))
+    book.add([Read(transcript, world.p[before], q)])
 
 
 def contexts(transcript: Transcript):

@@ -15,6 +15,8 @@ from array_api_compat import array_namespace
 
 from draftproof.law import Array, at, divide, normalise, one_hot, positive, residual
 
+TINY = 1e-300
+
 
 class Rows(NamedTuple):
     """Tokens under audit, each with what is known before it is drawn."""
@@ -54,20 +56,19 @@ def payoff(alternative: Alternative, rows: Rows, tolerance: float) -> Payoff:
     """
     xp = array_namespace(rows.p)
     a, p = alternative.law(rows), rows.p
-    drawable = p > 0
     here, share = at(p, rows.y), at(a, rows.y)
     if tolerance == 0:
         endless = xp.where(share > 0, here * 0 + math.inf, here * 0 + 1)
         return Payoff(xp.where(here > 0, divide(share, here), endless), here * 0)
     cap = alternative.cap(tolerance)
-    ratio = divide(a, p)
-    ratio = xp.where(ratio < cap, ratio, ratio * 0 + cap)
-    outside = xp.where(a > 0, a * 0 + cap, a * 0)
+    drawable = p > 0
+    ratio = a / xp.where(drawable, p, p * 0 + TINY)  # where p = 0: beyond the cap, or zero if a is zero too
+    ratio = xp.where(ratio < cap, ratio, cap)
     rest = 1 - xp.sum(p * ratio, axis=-1)  # [R]
-    low = xp.min(xp.where(drawable, ratio, xp.where(xp.any(drawable, axis=-1, keepdims=True), cap, 0.0)), axis=-1)
-    high = xp.max(xp.where(drawable, ratio, outside), axis=-1)
-    there = xp.where(share > 0, here * 0 + cap, here * 0 + 1 - rest)  # neither law has the token: no bet
-    return Payoff(xp.where(here > 0, at(ratio, rows.y), there) + rest, high - low)
+    low = xp.min(xp.where(drawable, ratio, cap), axis=-1)
+    low = xp.where(xp.any(drawable, axis=-1), low, low * 0)
+    neither = (here == 0) & (share == 0)  # no bet
+    return Payoff(xp.where(neither, here * 0 + 1, at(ratio, rows.y) + rest), xp.max(ratio, axis=-1) - low)
 
 
 # Temperature, truncation, repetition

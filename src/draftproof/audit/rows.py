@@ -113,6 +113,22 @@ def rows(one: Read, part: range, tolerance: float) -> tuple[Rows, Array]:
     return made, void
 
 
+def stacked(parts: Sequence[Rows]) -> Rows:
+    """Rows of several transcripts under one another; a law that only some of them have is p for the others."""
+    if len(parts) == 1:
+        return parts[0]
+    xp = array_namespace(parts[0].p)
+    fields = []
+    for name in Rows._fields:
+        found = [getattr(part, name) for part in parts]
+        if any(array is not None for array in found):
+            found = [part.p if array is None else array for part, array in zip(parts, found, strict=True)]
+            fields.append(xp.concat(found, axis=0))
+        else:
+            fields.append(None)
+    return Rows(*fields)
+
+
 def _between(
     logits: Array, sampling: Sampling, opened: Sampling, contexts: Any, tolerance: float
 ) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from draftproof.audit.cells import Cells, Entries
 from draftproof.audit.evidence import Evidence, Observed
 from draftproof.audit.notes import Notes
 from draftproof.audit.report import Report, report
-from draftproof.audit.rows import Read, batches, read, rows
+from draftproof.audit.rows import Read, batches, read, rows, stacked
 from draftproof.audit.transcripts import InputError, Transcript, checked
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, at
@@ -24,14 +24,17 @@ from draftproof.models import check_vocabularies
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling, law
 
-ROOM = {"cpu": (2**25, 2**22), "cuda": (2**30, 2**27)}  # entries of logits in a batch, of each array of laws
+ROOM = {"cpu": (2**25, 2**18), "cuda": (2**30, 2**27)}  # entries of logits in a batch, of each array of laws
 PROMPTS = 10_000  # for which the last sample is kept, to compare the next one with
+
+
+Output = tuple[int, ...]
 
 
 class Twin(NamedTuple):
     """The last sample of a prompt."""
 
-    output: tuple[int, ...]
+    output: Output
     quarter: np.ndarray
 
 
@@ -70,8 +73,7 @@ def audit(
     sound = (checked(transcript, target) for transcript in chain([first], coming))
     room, _ = _room(target)
     for batch in batches(sound, target.vocabulary, room):
-        for one in read(batch, target, draft):
-            auditor.add(one)
+        auditor.add(list(read(batch, target, draft)))
     return report(auditor.evidence, auditor.notes, alpha, target.tokenizer)
 
 
@@ -88,48 +90,87 @@ class Auditor:
         self._rows = max(1, _room(target)[1] // target.vocabulary)
         self._twins: OrderedDict[tuple[int, ...], Twin] = OrderedDict()
 
-    def add(self, one: Read) -> None:
-        """Bet on one transcript's tokens."""
-        transcript = one.transcript
-        twin = self._twins.get(transcript.prompt)
-        length = len(transcript.output)
-        looks = [
-            self._look(one, range(start, min(start + self._rows, length)), twin)
-            for start in range(0, length, self._rows)
+    def add(self, reads: Sequence[Read]) -> np.ndarray:
+        """Bet on the tokens of some transcripts, one after another; what each added to the log evidence [n]."""
+        pieces = [
+            (one, range(start, min(start + self._rows, len(one.logits))))
+            for one in reads
+            for start in range(0, len(one.logits), self._rows)
         ]
+        others = self._others(reads)
+        looks = [self._look(group, others) for group in _grouped(pieces, self._rows)]
         look = Look(*(_join(parts) for parts in zip(*looks, strict=True)))
-        keys = _keys(transcript, look.cells, twin)
-        entries = [Entries(keys[t.key], *look.cells[t.cells]) for t in self.tables]
+        places = np.cumsum([0, *(len(one.logits) for one in reads)])
+        keys = []
+        for one, start, stop in zip(reads, places, places[1:], strict=False):
+            found = {name: Cells(*(array[start:stop] for array in cut)) for name, cut in look.cells.items()}
+            keys.append(_keys(one.transcript, found, self._twins.get(one.transcript.prompt)))
+            self._remember(one.transcript, found["quarter"].cell)
+        entries = [Entries(np.concatenate([k[t.key] for k in keys]), *look.cells[t.cells]) for t in self.tables]
         gains = self.evidence.add(Observed(look.ratio, look.spread, entries, look.void))
-        self.notes.take(transcript, look.chance, look.void, look.surprise, gains)
-        self._twins[transcript.prompt] = Twin(transcript.output, look.cells["quarter"].cell)
+        for one, start, stop in zip(reads, places, places[1:], strict=False):
+            part = slice(start, stop)
+            self.notes.take(one.transcript, look.chance[part], look.void[part], look.surprise[part], gains[part])
+        return gains
+
+    def _others(self, reads: Sequence[Read]) -> dict[int, Output]:
+        """For each transcript (by its id) what the sample before it said to the same prompt."""
+        last: dict[Output, Output] = {}
+        found = {}
+        for transcript in (one.transcript for one in reads):
+            twin = self._twins.get(transcript.prompt)
+            found[id(transcript)] = last.get(transcript.prompt, twin.output if twin is not None else ())
+            last[transcript.prompt] = transcript.output
+        return found
+
+    def _remember(self, transcript: Transcript, quarter: np.ndarray) -> None:
+        self._twins[transcript.prompt] = Twin(transcript.output, quarter)
         self._twins.move_to_end(transcript.prompt)
         if len(self._twins) > PROMPTS:
             self._twins.popitem(last=False)
 
-    def _look(self, one: Read, part: range, twin: Twin | None) -> Look:
-        made, void = rows(one, part, self.tolerance)
+    def _look(self, group: Sequence[tuple[Read, range]], others: dict[int, Output]) -> Look:
+        """Some rows, dense over the vocabulary, made the few numbers that the bets need."""
+        parts = [rows(one, part, self.tolerance) for one, part in group]
+        made, void = stacked([part for part, _ in parts]), np.concatenate([cells.numbers(v) for _, v in parts])
         pays = [payoff(alternative, made, self.tolerance) for alternative in self.alternatives]
-        transcript = one.transcript
-        before = (transcript.prompt[-1], *transcript.output)[part.start : part.stop]
-        other = [-1 if twin is None or t >= len(twin.output) else twin.output[t] for t in part]
+        before: list[int] = []
+        twin: list[int] = []
+        for one, part in group:
+            other = others[id(one.transcript)]
+            before += (one.transcript.prompt[-1], *one.transcript.output)[part.start : part.stop]
+            twin += [other[t] if t < len(other) else -1 for t in part]
         found = {
             "rank": cells.by_rank(made),
             "quarter": cells.by_quarter(made),
             "seen": cells.by_history(made, _beside(before, made)),
             "token": cells.by_token(made, self.ends),
-            "twin": cells.by_twin(made, _beside(other, made)),
+            "twin": cells.by_twin(made, _beside(twin, made)),
         }
         if made.q is not None:
             found["draft"] = cells.by_draft(made)
+        surprises = [
+            surprise(one.logits[cut.start : cut.stop], p) for (one, cut), (p, _) in zip(group, parts, strict=True)
+        ]
         return Look(
             np.stack([cells.numbers(pay.ratio) for pay in pays], axis=1),
             np.stack([cells.numbers(pay.spread) for pay in pays], axis=1),
             found,
-            cells.numbers(void),
+            void,
             cells.numbers(at(made.p, made.y)),
-            surprise(one.logits[part.start : part.stop], made),
+            np.concatenate(surprises),
         )
+
+
+def _grouped(pieces: Sequence[tuple[Read, range]], limit: int) -> Iterator[list[tuple[Read, range]]]:
+    """Consecutive pieces of at most `limit` rows together."""
+    group: list[tuple[Read, range]] = []
+    for piece in pieces:
+        if group and sum(len(part) for _, part in group) + len(piece[1]) > limit:
+            yield group
+            group = []
+        group.append(piece)
+    yield group
 
 
 class Look(NamedTuple):
