@@ -13,7 +13,7 @@ from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
 from draftproof.errors import DraftproofError
-from draftproof.law import Array, at, divide, normalise, one_hot, positive, residual, row
+from draftproof.law import Array, at, capped_ratio, normalise, one_hot, positive, residual, row
 
 # (p [B, V], the law [B, V] of each of K siblings, their tokens [B, K]) -> (accept [B, K], left [B, V]): the law of the
 # accepted sibling, and that of the token if none is. A token -1 was not drawn; if a row drew none, left is p.
@@ -93,8 +93,8 @@ def judge(p: Array, a: Array, chosen: Array, tokens: Array) -> tuple[Array, Arra
     xp = array_namespace(tokens)
     accept = []
     for k in range(tokens.shape[1]):
-        ratio = divide(at(p, tokens[:, k]), at(a, tokens[:, k]))
-        accept.append(chosen[:, k] * xp.where(ratio < 1, ratio, ratio * 0 + 1))
+        ratio = capped_ratio(at(p, tokens[:, k]), at(a, tokens[:, k]))
+        accept.append(chosen[:, k] * ratio)
     return xp.stack(accept, axis=1), residual(p, a)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from draftproof.law import Array, at, divide, normalise, positive
+from draftproof.law import Array, at, capped_ratio, divide, normalise, positive
 from draftproof.verify import register
 from draftproof.verify._topdown import siblings, top_down
 
@@ -39,8 +39,8 @@ def rule_with(rho: Array, p: Array, q: Array, tokens: Array) -> tuple[Array, Arr
     xp = array_namespace(tokens)
     accept, refused = [], rho * 0 + 1
     for k in range(tokens.shape[1]):
-        ratio = divide(at(p, tokens[:, k]), rho * at(q, tokens[:, k]))
-        kept = xp.where(tokens[:, k] >= 0, xp.where(ratio < 1, ratio, ratio * 0 + 1), ratio * 0)
+        ratio = capped_ratio(at(p, tokens[:, k]), rho * at(q, tokens[:, k]))
+        kept = xp.where(tokens[:, k] >= 0, ratio, ratio * 0)
         accept.append(refused * kept)
         refused = refused * (1 - kept)
     beta, scaled = _beta(p, q, rho), p / rho[:, None]

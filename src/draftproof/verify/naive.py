@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from draftproof.law import Array, at, divide, residual
+from draftproof.law import Array, at, capped_ratio, residual
 from draftproof.verify import register
 from draftproof.verify._topdown import top_down
 
@@ -15,8 +15,8 @@ from draftproof.verify._topdown import top_down
 def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
     """Keep the first guess with min(1, p/q), else emit from (p - q)+."""
     xp = array_namespace(tokens)
-    ratio = divide(at(p, tokens[:, 0]), at(laws[0], tokens[:, 0]))
-    first = xp.where(tokens[:, 0] < 0, ratio * 0, xp.where(ratio < 1, ratio, ratio * 0 + 1))
+    ratio = capped_ratio(at(p, tokens[:, 0]), at(laws[0], tokens[:, 0]))
+    first = xp.where(tokens[:, 0] < 0, ratio * 0, ratio)
     return xp.stack([first] + [first * 0] * (tokens.shape[1] - 1), axis=1), residual(p, laws[0])
 
 

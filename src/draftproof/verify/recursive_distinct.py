@@ -9,7 +9,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 
 from draftproof.draws import without
-from draftproof.law import Array, at, divide, residual
+from draftproof.law import Array, at, capped_ratio, residual
 from draftproof.verify import register
 from draftproof.verify._topdown import top_down
 
@@ -20,8 +20,8 @@ def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
     accept, refused, q = [], p[:, 0] * 0 + 1, laws[0]
     for k in range(tokens.shape[1]):
         drawn = tokens[:, k] >= 0
-        ratio = divide(at(p, tokens[:, k]), at(q, tokens[:, k]))
-        kept = xp.where(drawn, xp.where(ratio < 1, ratio, ratio * 0 + 1), ratio * 0)
+        ratio = capped_ratio(at(p, tokens[:, k]), at(q, tokens[:, k]))
+        kept = xp.where(drawn, ratio, ratio * 0)
         accept.append(refused * kept)
         refused = refused * (1 - kept)
         p = xp.where(drawn[:, None], residual(p, q), p)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 
 from draftproof.draws import rest
-from draftproof.law import Array, at, divide, residual
+from draftproof.law import Array, at, capped_ratio, residual
 from draftproof.verify import register
 from draftproof.verify._topdown import siblings, top_down
 
@@ -21,8 +21,8 @@ def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
     _, q = rest(laws[0], count - 1, tokens.shape[1])
     accept = []
     for k in range(tokens.shape[1]):
-        ratio = divide(at(p, tokens[:, k]), at(q, tokens[:, k]))
-        accept.append(xp.where(k == count - 1, xp.where(ratio < 1, ratio, ratio * 0 + 1), ratio * 0))
+        ratio = capped_ratio(at(p, tokens[:, k]), at(q, tokens[:, k]))
+        accept.append(xp.where(k == count - 1, ratio, ratio * 0))
     return xp.stack(accept, axis=1), residual(p, q)
 
 
