@@ -117,7 +117,7 @@ def limits(
 ) -> None:
     """How good each algorithm is on your models and prompts, how good it could be, and which one to use."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
     from draftproof.limits import Settings, measure, report
     from draftproof.limits.prompts import PROMPTS, read
@@ -130,10 +130,9 @@ def limits(
         report.check_plot(plot)
     texts = list(PROMPTS) if prompts is None else read(prompts)
     model = load(target, dtype=dtype)
-    bar = iter(
-        track(range(len(texts) * tokens * len(sizes[1])), "measuring", console=Console(stderr=True), transient=True)
-    )
-    found = measure(model, drafter(draft, model), texts, settings, lambda: next(bar, None))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring", total=len(texts) * tokens * len(sizes[1]))
+        found = measure(model, drafter(draft, model), texts, settings, lambda: bar.advance(task))
     if plot is not None:
         report.plot(found, plot)
     if as_json:
