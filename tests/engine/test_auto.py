@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests import tables, tiny
 from typer.testing import CliRunner
 
 import draftproof as dp
@@ -14,6 +13,7 @@ from draftproof.draft import Tree
 from draftproof.engine.auto import MOST, ROUNDS, WIDTHS, Auto, continued, trees_of
 from draftproof.engine.trace import Step
 from draftproof.models.table import TableModel
+from tests import tables, tiny
 
 
 def taught(trees: str, *, alpha: dict[int, float], target, draft: float, prompt: float = 100.0) -> Auto:

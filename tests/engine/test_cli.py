@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from tests import tiny
 from typer.testing import CliRunner
 
 from draftproof import cli
 from draftproof.verify import VERIFIERS
+from tests import tiny
 
 
 @pytest.fixture(scope="module")

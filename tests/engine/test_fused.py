@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests import tiny
 
 import draftproof as dp
 from draftproof import verify
@@ -13,6 +12,7 @@ from draftproof.engine.generate import choose_draw
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
+from tests import tiny
 
 LENGTH = 40
 

@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from tests import gof, tiny
 
 import draftproof as dp
 from draftproof import verify
@@ -21,6 +20,7 @@ from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models.table import TableModel, TableSession
 from draftproof.theory.enumerate import target_law
+from tests import gof, tiny
 
 PROMPT = (0,)
 SAMPLES = 12_000

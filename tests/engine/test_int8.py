@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from tests import tiny
 
 import draftproof as dp
 from draftproof.models.hf import HFModel
 from draftproof.models.int8 import Input, Int8Linear, quantise
+from tests import tiny
 
 TEXT = list(range(40, 90))
 

@@ -7,8 +7,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tests import tables, tiny
-from tests.engine.test_cli import draftproof  # noqa: F401
 from typer.testing import CliRunner
 
 import draftproof as dp
@@ -24,6 +22,8 @@ from draftproof.models.table import TableModel
 from draftproof.theory import bounds
 from draftproof.theory.enumerate import expected_accepted
 from draftproof.verify import VERIFIERS
+from tests import tables, tiny
+from tests.engine.test_cli import draftproof  # noqa: F401
 
 P = np.array([0.05, 0.2, 0.3, 0.45])
 Q = np.array([0.4, 0.3, 0.2, 0.1])

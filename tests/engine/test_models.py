@@ -6,12 +6,12 @@ import hashlib
 import zipfile
 
 import pytest
-from tests import tiny
 from transformers import AutoTokenizer
 
 import draftproof as dp
 from draftproof import models
 from draftproof.models import fetch
+from tests import tiny
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests import tiny
 from transformers import MambaConfig, MambaForCausalLM
 
 from draftproof import DraftproofError, Tree
 from draftproof.models.hf import HFModel
 from draftproof.models.ngram import NGram
 from draftproof.models.table import TableModel
+from tests import tiny
 
 FAMILIES = ("llama", "qwen3", "gpt2", "mistral")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import tiny
 
 from draftproof.engine.text import Decoder, Piece, Stopper
+from tests import tiny
 
 
 @given(st.text(max_size=30))

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from tables import table
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import DRAWS
@@ -15,7 +16,6 @@ from draftproof.law import divide, normalise, positive
 from draftproof.theory.enumerate import drafts, expected_accepted, output_law, step_law, target_law
 from draftproof.verify import VERIFIERS, _paths, block, gbv, sbv, traversal
 from draftproof.verify._merge import contexts
-from tables import table
 
 BLOCK, IID, DISTINCT = VERIFIERS["block"], DRAWS["iid"], DRAWS["distinct"]
 SEEDS = range(6)

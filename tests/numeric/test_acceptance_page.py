@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.acceptance import Row, draw_paths, main, markdown
 
+from benchmarks.acceptance import Row, draw_paths, main, markdown
 from draftproof.draft import Tree
 from draftproof.theory.acceptance import ACCEPTANCE
 from draftproof.verify import VERIFIERS

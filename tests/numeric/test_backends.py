@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tables import cases, table
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
 from draftproof.theory.enumerate import drafts
 from draftproof.verify import VERIFIERS
-from tables import cases, table
 
 CASES = [
     pytest.param(v, *case, id=f"{v.name}-{case[2].name}-{case[0].parent}")

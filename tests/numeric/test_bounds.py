@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from tables import as_float, correlated, table
 
 from draftproof.draft import Tree
 from draftproof.draws import DRAWS
@@ -15,7 +16,6 @@ from draftproof.theory import bounds
 from draftproof.theory.enumerate import expected_accepted
 from draftproof.theory.transport import guesses, transport
 from draftproof.verify import VERIFIERS
-from tables import as_float, correlated, table
 
 
 @pytest.mark.parametrize("draw", sorted(bounds.LIMITS))

@@ -6,14 +6,14 @@ import itertools
 from collections import Counter
 from fractions import Fraction
 
+import gof
 import numpy as np
 import pytest
 import torch
+from tables import table
 
-import gof
 from draftproof.draws import DRAWS, Draw
 from draftproof.noise import Lane, uniforms
-from tables import table
 
 ALL = [pytest.param(draw, id=name) for name, draw in DRAWS.items()]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import correlated, table
 
 from draftproof import hull
 from draftproof.law import overlap
 from draftproof.theory import bounds
-from tables import correlated, table
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.inflate import SHAPES, Shape, blur, errors, inflate, shape
-from tests import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftproof as dp
+from benchmarks.inflate import SHAPES, Shape, blur, errors, inflate, shape
 from draftproof.models.hf import HFModel
+from tests import tiny
 
 IDS = [72, 101, 108, 108, 111, 44, 32, 119, 256, 0, 111, 114]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 
+import gof
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
-import gof
 from draftproof import law
 from draftproof.noise import Lane, uniforms
-from tables import table
 
 ALMOST_ONE = np.nextafter(1.0, 0.0)
 

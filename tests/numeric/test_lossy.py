@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from tables import as_float, table
 
 import draftproof.verify
 from draftproof.draft import Draft, Tree, Verifier
@@ -21,7 +22,6 @@ from draftproof.lossy.clipped import clip, clipped
 from draftproof.lossy.lenience import lenience
 from draftproof.lossy.mentored import divergence, mentored
 from draftproof.theory.enumerate import Context, Model, drafts, output_law, step_law, target_law
-from tables import as_float, table
 
 RATIONAL = [lenience(Fraction(1, 2)), clipped(Fraction(3, 2))]
 RULES = [get(text) for text in ("lenience:0.5", "clipped:1.5", "mentored:0.05", "typical:0.3,0.3", "skip:0.9")]

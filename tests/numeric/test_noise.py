@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import gof
 import numpy as np
 import pytest
 import torch
 
-import gof
 from draftproof.errors import DraftproofError
 from draftproof.noise import Lane, check_seed, philox, uniforms
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tables import correlated
 
 from draftproof import hull
 from draftproof.draft import Draft, Tree
@@ -20,7 +21,6 @@ from draftproof.theory.enumerate import expected_accepted
 from draftproof.theory.transport import guesses, transport
 from draftproof.verify import VERIFIERS, kseq, optimal_binned
 from draftproof.verify.importance import duel
-from tables import correlated
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
 P, Q = np.array(GOLDEN["p"]), np.array(GOLDEN["q"])

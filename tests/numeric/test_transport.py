@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from tables import as_float, table
 
 from draftproof.draft import Tree
 from draftproof.draws import DRAWS
@@ -14,7 +15,6 @@ from draftproof.theory import bounds
 from draftproof.theory.enumerate import expected_accepted
 from draftproof.theory.transport import decompose, guesses, transport, tree_limit
 from draftproof.verify import VERIFIERS
-from tables import as_float, table
 
 
 def pair(seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
