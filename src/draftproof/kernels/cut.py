@@ -157,7 +157,17 @@ def cut(
     tl.debug_barrier()
     if tl.atomic_add(state.arrived + b, 1, sem="acq_rel") == N - 1:
         tl.store(state.arrived + b, 0)
-        decide(rows, law, draft, draft_law, state, b, N, NP)
+        node = tl.arange(0, NP)
+        at = b * law.stride + node
+        there = node < N
+        decide(
+            rows, law, draft, draft_law, state, b,
+            tl.load(law.peak + at, mask=there, other=0.0, volatile=True),
+            tl.load(law.scale + at, mask=there, other=0.0, volatile=True),
+            tl.load(law.cutoff + at, mask=there, other=0.0, volatile=True),
+            tl.load(law.first + at, mask=there, other=0, volatile=True),
+            N, NP,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -172,6 +182,7 @@ def bisect(
     floor = key(tl.full((), float("-inf"), tl.float32), SHIFT)
     top = key(peak, SHIFT)
     if (k > 0) & (k <= lists.limit):  # the k-th largest group maximum
+        floor = tl.min(tl.where(g < lists.limit, groups, top), 0)
         high = top
         while floor < high:
             mid = upper(floor, high)

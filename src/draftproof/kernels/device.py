@@ -63,7 +63,7 @@ class State(NamedTuple):
     weight: Any  # [B, N] factor of p in the excess
     chance: Any  # [B, N] p of the draft after each node
     excess: Any  # [B * N, S] sum over a chunk of (weight p - q)+
-    arrived: Any  # [2 * B] programs that are done; always left at zero
+    arrived: Any  # [B] programs that are done; always left at zero
 
 
 @triton.jit
@@ -101,18 +101,30 @@ def slope(rows, b):
 
 
 @triton.jit
+def weigh(rows, law, b, n, ids, inside, peak, scale, cutoff, first):
+    """The probability of tokens `ids` in row n, whose law is given; minus infinity outside weighs nothing."""
+    s = score(rows, b, n, ids, inside)
+    rate, greedy = slope(rows, b)
+    p = tl.exp2((s - peak) * rate) * scale
+    if law.cutoff is not None:
+        p = tl.where((s > cutoff) | ((s == cutoff) & (ids >= first)), p, 0.0)
+    if law.first is not None:
+        p = tl.where(greedy, (ids == first).to(tl.float32), p)
+    return p
+
+
+@triton.jit
 def mass(rows, law, b, n, ids, inside):
     """The probability of tokens `ids` in row n."""
-    s = score(rows, b, n, ids, inside)
     at = b * law.stride + n
-    rate, greedy = slope(rows, b)
-    p = tl.exp2((s - tl.load(law.peak + at)) * rate) * tl.load(law.scale + at)
+    peak = tl.load(law.peak + at)
+    scale = tl.load(law.scale + at)
+    cutoff, first = peak, 0
     if law.cutoff is not None:
         cutoff = tl.load(law.cutoff + at)
-        p = tl.where((s > cutoff) | ((s == cutoff) & (ids >= tl.load(law.first + at))), p, 0.0)
     if law.first is not None:
-        p = tl.where(greedy, (ids == tl.load(law.first + at)).to(tl.float32), p)
-    return p
+        first = tl.load(law.first + at)
+    return weigh(rows, law, b, n, ids, inside, peak, scale, cutoff, first)
 
 
 @triton.jit

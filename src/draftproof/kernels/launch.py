@@ -1,4 +1,4 @@
-"""Launches: measure, then cut where anything is truncated, then emit; all sizes follow from the shape of the logits."""
+"""Launches: measure; cut where rows are truncated; excess where rows are not; emit. Sizes follow from the shape."""
 
 from __future__ import annotations
 
@@ -11,35 +11,31 @@ from torch import Tensor
 
 from draftproof.kernels.cut import Lists, cut
 from draftproof.kernels.device import Law, Rows, State, Stats
-from draftproof.kernels.emit import emit
+from draftproof.kernels.emit import emit, excess
 from draftproof.kernels.measure import measure
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
 GROUP = 64  # tokens whose largest score is kept together
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
+CUT = {1: (512, 1024, 2), 2: (4096, 4096, 8)}  # short, long lists: candidates and tokens at a time, and warps
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
 
 
 class Plan(NamedTuple):
     """How a shape is cut into programs."""
 
-    chunk: int  # tokens a program reads
-    chunks: int
-    warps: int  # of the first pass
-    block: int  # tokens the second pass holds at a time
-    emit_warps: int
+    chunk: int  # tokens a program of the first pass reads
+    warps: int
+    unit: int  # tokens a program of the second pass reads
+    unit_warps: int
 
     @staticmethod
     def of(rows: int, size: int) -> Plan:
         """Large chunks where there are many rows, small ones where a few rows must fill the device."""
-        return Plan.with_chunk(2048 if rows * size < 1 << 23 else 8192, size)
-
-    @staticmethod
-    def with_chunk(chunk: int, size: int) -> Plan:
-        """Chunks of that many tokens, or fewer for a small vocabulary."""
+        chunk = 2048 if rows * size < 1 << 23 else 8192
         chunk = min(chunk, max(GROUP, triton.next_power_of_2(size)))
-        return Plan(chunk, triton.cdiv(size, chunk), 4 if chunk <= 2048 else 8, min(2048, chunk), 4)
+        return Plan(chunk, 4, min(2048, chunk), 4)
 
 
 class Workspace(NamedTuple):
@@ -56,19 +52,20 @@ class Workspace(NamedTuple):
         """Scratch for logits [batch, nodes, size]."""
         plan = Plan.of(batch * nodes, size) if plan is None else plan
         rows = batch * nodes
-        limit = plan.chunks * plan.chunk // GROUP
+        chunks, units = triton.cdiv(size, plan.chunk), triton.cdiv(size, plan.unit)
+        limit = chunks * plan.chunk // GROUP
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
         word, wide = torch.int32, torch.float64
-        chunks = (rows, plan.chunks)
-        stats = Stats(room(*chunks), room(*chunks), room(*chunks, dtype=word), room(rows, limit))
+        parts = (rows, chunks)
+        stats = Stats(room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit))
         stop, low, high, length, fault = (room(batch, dtype=word) for _ in range(5))
         state = State(
             None, None, None, None, 0, 0, stop, low, high, length, fault,
-            room(rows, dtype=wide), room(rows, dtype=wide), room(*chunks),
-            torch.zeros(2 * batch, dtype=word, device=device),
+            room(rows, dtype=wide), room(rows, dtype=wide), room(rows, units),
+            torch.zeros(batch, dtype=word, device=device),
         )  # fmt: skip
         listed = min(ROOM, size)
         lists = Lists(
@@ -103,32 +100,40 @@ def run(
     state = space.state._replace(rule=rule, lane=int(lane), index=index)
     if names is not None:
         state = state._replace(seed=names.seed, request=names.request, step=names.step)
-    padded, splits = triton.next_power_of_2(nodes), triton.next_power_of_2(plan.chunks)
+    chunks, units = triton.cdiv(size, plan.chunk), triton.cdiv(size, plan.unit)
+    padded, splits = triton.next_power_of_2(nodes), triton.next_power_of_2(chunks)
     with _on(target.device):
-        measure[(plan.chunks, batch * nodes)](
-            rows, law, draft_rows, known, stats, state, nodes, plan.chunks,
+        measure[(chunks, batch * nodes)](
+            rows, law, draft_rows, known, stats, state, nodes, chunks,
             C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, GREEDY=controls.greedy, num_warps=plan.warps,
         )  # fmt: skip
         if controls.truncates:
             edited = controls.bias is not None or controls.penalties is not None
+            tile, sweep, warps = CUT[controls.truncates]
             cut[(batch * nodes,)](
                 rows, law, draft_rows, known, stats, state, lists,
-                controls.top_k, controls.top_p, controls.min_p, nodes, plan.chunks,
-                GROUP=GROUP, NP=padded, SP=splits, GP=triton.next_power_of_2(lists.limit), TILE=1024, SWEEP=2048,
-                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, num_warps=4,
+                controls.top_k, controls.top_p, controls.min_p, nodes, chunks,
+                GROUP=GROUP, NP=padded, SP=splits, GP=triton.next_power_of_2(lists.limit), TILE=tile, SWEEP=sweep,
+                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, num_warps=warps,
             )  # fmt: skip
         if names is None:
             return None, summary
+        summed = rule is not None and draft is not None and controls.whole
+        if summed:
+            excess[(units, batch)](
+                rows, law, draft_rows, known, stats, lists, state, nodes, lists.limit,
+                GROUP=GROUP, BLOCK=plan.unit, num_warps=plan.unit_warps,
+            )  # fmt: skip
         out = Emitted(
             torch.empty(batch, nodes, dtype=torch.int64, device=target.device),
             torch.empty(batch, dtype=torch.int32, device=target.device),
             torch.empty(batch, nodes, dtype=torch.float32, device=target.device),
             torch.empty(batch, dtype=torch.int32, device=target.device),
         )
-        block = min(1024, plan.block) if controls.truncates else plan.block  # lists are short
-        emit[(plan.chunks, batch)](
-            rows, law, draft_rows, known, stats, lists, state, *out, nodes, plan.chunks,
-            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, BLOCK=block, num_warps=plan.emit_warps,
+        emit[(batch,)](
+            rows, law, draft_rows, known, stats, lists, state, *out, nodes, chunks, units, lists.limit,
+            C=plan.chunk, GROUP=GROUP, NP=padded, EP=triton.next_power_of_2(max(chunks, units)), UNIT=plan.unit,
+            BLOCK=min(512, plan.unit) if controls.truncates == 1 else plan.unit, SUMMED=summed, num_warps=4,
         )  # fmt: skip
     return out, summary
 

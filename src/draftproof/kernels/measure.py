@@ -3,13 +3,13 @@
 
 The last program of a sequence to finish does the deciding, so it costs no launch of its own. Token and one-hot rules
 are settled there. Block verification settles there too unless the uniform falls between what the weights alone can
-decide; then the second pass measures the excess of the nodes in question.
+decide; then the excess of the nodes in question is summed first.
 """
 
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import mass, score, slope, uniform
+from draftproof.kernels.device import score, slope, uniform, weigh
 
 
 @triton.jit
@@ -26,28 +26,28 @@ def measure(
     if n > 0:
         used = tl.load(rows.tokens + b * rows.drafts + rows.node + n - 1) >= 0
     if used:
-        r = tl.arange(0, C // GROUP)
-        ids = c * C + r[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        s = score(rows, b, n, ids, ids < rows.size)
-        groups = tl.max(s, 1)
-        peak = tl.max(groups, 0)
+        at = row.to(tl.int64) * S + c
+        if stats.group is None:
+            ids = c * C + tl.arange(0, C)
+            s = score(rows, b, n, ids, ids < rows.size)
+        else:
+            r = tl.arange(0, C // GROUP)
+            ids = c * C + r[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            s = score(rows, b, n, ids, ids < rows.size)
+            tl.store(stats.group + at * (C // GROUP) + r, tl.max(s, 1))
+        peak = tl.max(s)
         base = tl.where(peak == float("-inf"), 0.0, peak)
         rate, _ = slope(rows, b)
-        norm = tl.sum(tl.sum(tl.exp2((s - base) * rate), 1), 0)
-        at = row.to(tl.int64) * S + c
         tl.store(stats.peak + at, peak)
-        tl.store(stats.norm + at, norm)
+        tl.store(stats.norm + at, tl.sum(tl.exp2((s - base) * rate)))
         if GREEDY:
-            tl.store(stats.first + at, tl.min(tl.min(tl.where(s == peak, ids, 2147483647), 1), 0))
-        if stats.group is not None:
-            tl.store(stats.group + at * (C // GROUP) + r, groups)
+            tl.store(stats.first + at, tl.min(tl.where(s == peak, ids, 2147483647)))
     if stats.group is None:
         tl.debug_barrier()
         if tl.atomic_add(state.arrived + b, 1, sem="acq_rel") == N * S - 1:
             tl.store(state.arrived + b, 0)
-            combine(rows, law, stats, b, N, S, NP, SP, GREEDY)
-            tl.debug_barrier()
-            decide(rows, law, draft, draft_law, state, b, N, NP)
+            peak, scale, first = combine(rows, law, stats, b, N, S, NP, SP, GREEDY)
+            decide(rows, law, draft, draft_law, state, b, peak, scale, peak, first, N, NP)
 
 
 @triton.jit
@@ -61,25 +61,27 @@ def combine(rows, law, stats, b, N, S, NP: tl.constexpr, SP: tl.constexpr, GREED
     there = used[:, None] & (c < S)[None, :]
     peaks = tl.load(stats.peak + at, mask=there, other=float("-inf"), volatile=True)
     norms = tl.load(stats.norm + at, mask=there, other=0.0, volatile=True)
-    peak = tl.max(peaks, 1)
-    base = tl.where(peak == float("-inf"), 0.0, peak)
+    best = tl.max(peaks, 1)
+    peak = tl.where(best == float("-inf"), 0.0, best)
     rate, _ = slope(rows, b)
-    norm = tl.sum((norms * tl.exp2((peaks - base[:, None]) * rate)).to(tl.float64), 1)
+    norm = tl.sum((norms * tl.exp2((peaks - peak[:, None]) * rate)).to(tl.float64), 1)
+    scale = tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32)
     first = tl.zeros((NP,), tl.int32)
     if GREEDY:
         firsts = tl.load(stats.first + at, mask=there, other=2147483647, volatile=True)
         greedy = tl.load(rows.temperature + b) == 0
-        first = tl.where(greedy, tl.min(tl.where(peaks == peak[:, None], firsts, 2147483647), 1), 0)
+        first = tl.where(greedy, tl.min(tl.where(peaks == best[:, None], firsts, 2147483647), 1), 0)
     out = b * law.stride + n
-    tl.store(law.peak + out, base, mask=n < N)
-    tl.store(law.scale + out, tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32), mask=n < N)
+    tl.store(law.peak + out, peak, mask=n < N)
+    tl.store(law.scale + out, scale, mask=n < N)
     if law.first is not None:
         tl.store(law.first + out, first, mask=n < N)
+    return peak, scale, first
 
 
 @triton.jit
-def decide(rows, law, draft, draft_law, state, b, N, NP: tl.constexpr):
-    """Where a sequence's draft stops, or between which nodes; and whose excess the second pass must sum."""
+def decide(rows, law, draft, draft_law, state, b, peak, scale, cutoff, first, N, NP: tl.constexpr):
+    """Where a sequence's draft stops, or between which nodes; its rows' laws are given, [NP] each."""
     n = tl.arange(0, NP)
     x = tl.load(rows.tokens + b * rows.drafts + n, mask=n < N - 1, other=-1)
     length = tl.min(tl.where((x >= 0) & (x < rows.size), NP, n))
@@ -88,23 +90,30 @@ def decide(rows, law, draft, draft_law, state, b, N, NP: tl.constexpr):
     _, greedy = slope(rows, b)
     if state.rule is not None:
         rule = tl.load(state.rule + b)
+        known = tl.full((NP,), 1.0, tl.float32)
         if draft.logits is not None:
-            scale = tl.load(draft_law.scale + b * draft_law.stride + n, mask=n < length, other=1.0)
-            broken = tl.min(tl.where((n < length) & (rule != 2) & ~(scale > 0), n, length))
+            at = b * draft_law.stride + n
+            known = tl.load(draft_law.scale + at, mask=n < length, other=1.0)
+            broken = tl.min(tl.where((n < length) & (rule != 2) & ~(known > 0), n, length))
             fault += tl.where(broken < length, 4, 0)
             length = broken
         guess = tl.where(n < length, x, 0)
-        p = mass(rows, law, b, tl.minimum(n, N - 1), guess, n < length)
+        p = weigh(rows, law, b, n, guess, n < length, peak, scale, cutoff, first)
         q = tl.full((NP,), 1.0, tl.float32)
         if draft.logits is not None:
-            q = tl.where(rule == 2, q, mass(draft, draft_law, b, tl.minimum(n, N - 2), guess, n < length))
+            top = tl.load(draft_law.peak + at, mask=n < length, other=0.0)
+            edge, start = top, tl.zeros((NP,), tl.int32)
+            if law.cutoff is not None:
+                edge = tl.load(draft_law.cutoff + at, mask=n < length, other=0.0)
+            if law.first is not None:
+                start = tl.load(draft_law.first + at, mask=n < length, other=0)
+            q = tl.where(rule == 2, q, weigh(draft, law, b, n, guess, n < length, top, known, edge, start))
         fault += tl.where(tl.sum(((n < length) & (q == 0)).to(tl.int32)) > 0, 8, 0)
         drawn = (n < length) & (q > 0)
         ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
         tl.store(state.chance + b * N + n, tl.where(n < length, p, 0.0).to(tl.float64), mask=n < N)
         stop, low, high = walk(state, b, n, ratio, length, N, rule)
-    scale = tl.load(law.scale + b * law.stride + n, mask=n <= length, other=1.0)
-    lost = tl.sum((~(scale > 0)).to(tl.int32)) > 0
+    lost = tl.sum(((n <= length) & ~(scale > 0)).to(tl.int32)) > 0
     tl.store(state.stop + b, tl.where(lost, 0, stop).to(tl.int32))
     tl.store(state.low + b, tl.where(lost | greedy, 1, low).to(tl.int32))
     tl.store(state.high + b, tl.where(lost | greedy, 0, high).to(tl.int32))

@@ -13,6 +13,8 @@ from torch import Tensor
 from draftproof.errors import DraftproofError
 from draftproof.sampling import Context, Sampling
 
+SHORT = 256
+
 
 class Rule(IntEnum):
     """The verification rule of a sequence; temperature 0 makes any of them greedy."""
@@ -68,14 +70,15 @@ class Emitted(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """Sampling controls of a batch. The host knows `truncates` and `greedy`: what no row uses, no kernel computes."""
+    """Sampling controls of a batch. The host knows the three flags: what no row uses, no kernel computes."""
 
     temperature: Tensor  # [B] float32, 0 = greedy
     top_k: Tensor  # [B] int32, 0 = off
     top_p: Tensor  # [B] float64
     min_p: Tensor  # [B] float64
-    truncates: bool = False  # whether any row uses top_k, top_p or min_p
+    truncates: int = 0  # 1 if a row is truncated, 2 if one may keep more than SHORT tokens
     greedy: bool = False  # whether any row has temperature 0
+    whole: bool = True  # whether any row that is drawn from is not truncated
     bias: Tensor | None = None  # [B, V] float32
     penalties: Tensor | None = None  # [B, 3] float32: repetition, presence, frequency
     seen: Tensor | None = None  # [B, V] int32: counts in prompt and output; needed with penalties
@@ -118,14 +121,22 @@ class Controls(NamedTuple):
             column("top_k", torch.int32),
             column("top_p", torch.float64),
             column("min_p", torch.float64),
-            any(s.top_k or s.top_p != 1 or s.min_p for s in samplings),
+            max((truncation(s) for s in samplings), default=0),
             any(s.temperature == 0 for s in samplings),
+            any(s.temperature and not truncation(s) for s in samplings),
             bias,
             penalties,
             seen,
             made,
             allowed,
         )
+
+
+def truncation(sampling: Sampling) -> int:
+    """0 without top_k, top_p and min_p, 1 where top_k keeps at most SHORT tokens, else 2."""
+    if not (sampling.top_k or sampling.top_p != 1 or sampling.min_p):
+        return 0
+    return 1 if 0 < int(sampling.top_k) <= SHORT else 2  # type: ignore[arg-type]  # no schedules here
 
 
 def unsupported(sampling: Sampling) -> str:
