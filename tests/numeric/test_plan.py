@@ -86,6 +86,7 @@ def test_time_between_measured_sizes_is_on_the_line():
     assert RISING.call(21).mean == pytest.approx(1.9)
     assert RISING.call(45).mean == pytest.approx(3.3)
     assert FLAT.call(17).mean == 1.0
+    assert Costs(Seconds(0.1), {1: Seconds(1.0), 2: Seconds(0.5)}).call(9).mean == 0.5  # not below what was seen
     assert RISING.step(Tree.paths(2, 4)).mean == pytest.approx(1.2 + 4 * 0.05)
 
 

@@ -40,7 +40,8 @@ class Auto:
         self.trials = shapes * ROUNDS
         self.plan: Plan | None = None
         self._reached: dict[int, list[list[float]]] = defaultdict(list)  # paths -> P(accepted >= 1, 2, ...) of steps
-        self._target: dict[int, list[float]] = defaultdict(list)  # nodes -> seconds
+        self._target: dict[int, list[float]] = defaultdict(list)  # nodes of a call -> seconds
+        self._sizes: dict[int, list[int]] = defaultdict(list)  # nodes of a shape -> nodes of its calls
         self._draft: list[float] = []  # seconds a level
         self._warm = False
 
@@ -63,7 +64,9 @@ class Auto:
             return
         self.trials.pop(0)
         depth, seconds = tree.depth[-1], steps[0].seconds
-        self._target[tree.size].append(seconds["target"] + seconds["verify"])
+        size = tree.cut(max(step.depth for step in steps)).size  # the target reads as far as something was guessed
+        self._target[size].append(seconds["target"] + seconds["verify"])
+        self._sizes[tree.size].append(size)
         if depth:
             self._draft.append(seconds["draft"] / depth)
             self._reached[len(tree.children(0))] += [_reached(step, depth) for step in steps]
@@ -80,9 +83,10 @@ class Auto:
         return f"paths:{len(tree.children(0))}x{tree.depth[-1]}" if tree == paths else repr(tree)
 
     def _choose(self) -> Plan:
-        # Means, not medians: where the drafter has no guess a call is short, and that is part of what a shape costs.
-        mean = {size: Seconds(float(np.mean(times))) for size, times in self._target.items()}
-        costs = Costs(Seconds(float(np.mean(self._draft))), mean)
+        call = Costs(Seconds(0.0), _rising({n: Seconds.of(times).mean for n, times in self._target.items()})).call
+        # A drafter that often has no guess makes short calls of a large shape: the mean is what the shape costs.
+        mean = {size: float(np.mean([call(n).mean for n in calls])) for size, calls in self._sizes.items()}
+        costs = Costs(Seconds.of(self._draft), _rising(mean))
         reached = {width: continued(rows) for width, rows in self._reached.items()}
         if self.trees not in ("chain", "paths"):
             acc = by_sibling({width: float(estimate.mean[0]) for width, estimate in reached.items()})
@@ -111,6 +115,12 @@ def continued(rows: Sequence[Sequence[float]], length: int = LONGEST) -> Estimat
     keep = min(means[-1] / before, 1.0) if before > 0 else 0.0
     tail = table[:, -1:] * keep ** np.arange(1, length - deepest + 1)
     return Estimate.of(np.concatenate([table, tail], axis=1)[:, :length])
+
+
+def _rising(times: dict[int, float]) -> dict[int, Seconds]:
+    """Times by size; more never takes less, and where it seems to, that is noise."""
+    sizes = sorted(times)
+    return dict(zip(sizes, map(Seconds, np.maximum.accumulate([times[n] for n in sizes]).tolist()), strict=True))
 
 
 def _fitting(estimate: Estimate, width: int) -> Estimate:

@@ -133,7 +133,9 @@ class Costs(NamedTuple):
         low, high = sizes[place - 1], sizes[place]
         share = (size - low) / (high - low)
         mean = self.target[low].mean * (1 - share) + self.target[high].mean * share
-        return Seconds(max(mean, 0.0), max(self.target[low].error, self.target[high].error))
+        if size > high:
+            mean = max(mean, self.target[high].mean)  # noise aside, more tokens never take less time
+        return Seconds(mean, max(self.target[low].error, self.target[high].error))
 
     def step(self, tree: Tree) -> Seconds:
         """Draft, one level after another, and target."""
