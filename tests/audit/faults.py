@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftproof import verify
 from draftproof.audit.rows import Read
 from draftproof.audit.run import Auditor
 from draftproof.audit.transcripts import Transcript
-from draftproof import verify
 from draftproof.draft import Draft, Tree
 from draftproof.law import sample
 from draftproof.models.table import TableModel
-from draftproof.sampling import Sampling, law
-
-Law = Callable[[tuple[int, ...]], np.ndarray]  # tokens so far -> [V]
+from draftproof.sampling import Context, Sampling, law
 
 
 class World(NamedTuple):
@@ -52,17 +50,19 @@ def auditor(world: World, draft: bool = True, steps: bool = False, tolerance: fl
     return Auditor(TableModel(lambda context: np.full(world.size, 1 / world.size)), draft, steps, tolerance)
 
 
-def feed(book: Auditor, world: World, transcript: Transcript, draft: bool = True) -> None:
-    """Audit one transcript with the world's own rows."""
+def rows_of(world: World, transcript: Transcript, draft: bool = True) -> Read:
+    """What both models of the world say to a transcript."""
     before = np.array([transcript.prompt[-1], *transcript.output[:-1]])
-    q = law(world.q[before], transcript.sampling, contexts(transcript)) if draft else None
-    book.add([Read(transcript, world.p[before], q)])
+    history = None
+    if transcript.sampling.reads_history:
+        history = [Context(transcript.prompt, transcript.output[:t]) for t in range(len(transcript.output))]
+    q = law(world.q[before], transcript.sampling, history) if draft else None
+    return Read(transcript, world.p[before], q)
 
 
-def contexts(transcript: Transcript):
-    from draftproof.audit.rows import _contexts
-
-    return _contexts(transcript)
+def feed(book: Auditor, world: World, *transcripts: Transcript, draft: bool = True) -> np.ndarray:
+    """Audit transcripts with the world's own rows; what each token added."""
+    return book.add([rows_of(world, transcript, draft) for transcript in transcripts])
 
 
 # Engines
@@ -71,15 +71,15 @@ def contexts(transcript: Transcript):
 class Rule(NamedTuple):
     """Token verification in four parts, so that a test can spoil one of them."""
 
-    target: Callable[[np.ndarray, np.ndarray, bool], np.ndarray]  # (scores, counts, is a guess tested) -> law
+    target: Callable[[np.ndarray, np.ndarray, bool], np.ndarray] = lambda scores, counts, tested: softmax(scores)
     guess: Callable[[np.ndarray, float], int] = draw
     accept: Callable[[float, float], float] = lambda p, q: p / q
     replace: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda p, q: np.maximum(p - q, 0)
 
 
-def plain(world: World, length: int, seed: int, heat: float = 1.0) -> Transcript:
-    """No draft: p itself, at another temperature if asked."""
-    laws = softmax(world.p / heat)
+def plain(world: World, length: int, seed: int, heat: float = 1.0, laws: np.ndarray | None = None) -> Transcript:
+    """No draft: p itself, at another temperature if asked, or other laws altogether."""
+    laws = softmax(world.p / heat) if laws is None else laws
     u = np.random.default_rng(seed).random(length)
     text = [0]
     for t in range(length):
@@ -87,7 +87,12 @@ def plain(world: World, length: int, seed: int, heat: float = 1.0) -> Transcript
     return Transcript((0,), tuple(text[1:]), Sampling())
 
 
-def chain(world: World, length: int, seed: int, rule: Rule, sampling: Sampling = Sampling(), guesses: int = 4):
+EXACT, DEFAULT = Rule(), Sampling()
+
+
+def chain(
+    world: World, length: int, seed: int, rule: Rule = EXACT, sampling: Sampling = DEFAULT, guesses: int = 4
+) -> Transcript:
     """One guess after another by `rule`, the text ending at `length`."""
     chance = np.random.default_rng(seed)
     counts = np.zeros(world.size)
@@ -115,7 +120,7 @@ def chain(world: World, length: int, seed: int, rule: Rule, sampling: Sampling =
 def blocks(
     world: World, texts: int, length: int, seed: int, *, by_position: bool, guesses: int = 3
 ) -> list[Transcript]:
-    """Block verification of many texts side by side; the noise of a guess is named by its position alone, or is fresh."""
+    """Block verification of many texts side by side; a guess's noise is named by its position alone, or is fresh."""
     rule, tree = verify.get("block"), Tree.chain(guesses)
     chance = np.random.default_rng(seed)
     p_laws, q_laws = softmax(world.p), softmax(world.q)

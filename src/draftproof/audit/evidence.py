@@ -39,6 +39,11 @@ class Observed(NamedTuple):
     entries: Sequence[Entries]  # of each table
     void: np.ndarray  # [n] tokens on which no bet is won or lost; the charge for noise is paid all the same
 
+    def part(self, start: int, stop: int) -> Observed:
+        """Some of the tokens."""
+        entries = [Entries(*(array[start:stop] for array in entry)) for entry in self.entries]
+        return Observed(self.ratio[start:stop], self.spread[start:stop], entries, self.void[start:stop])
+
 
 class Evidence:
     """The book of bets; `add` tokens in the order in which they came."""
@@ -70,14 +75,8 @@ class Evidence:
 
     def add(self, observed: Observed) -> np.ndarray:
         """Bet on n more tokens; what each of them added to the log evidence [n]."""
-        gains = []
-        for start in range(0, len(observed.void), BLOCK):
-            part = slice(start, start + BLOCK)
-            entries = [Entries(*(array[part] for array in entry)) for entry in observed.entries]
-            gains.append(
-                self._block(Observed(observed.ratio[part], observed.spread[part], entries, observed.void[part]))
-            )
-        return np.concatenate(gains) if gains else np.zeros(0)
+        starts = range(0, len(observed.void), BLOCK)
+        return np.concatenate([self._block(observed.part(start, start + BLOCK)) for start in starts])
 
     def _block(self, observed: Observed) -> np.ndarray:
         live = ~observed.void
@@ -115,9 +114,10 @@ class Evidence:
                 total = (mass * tilt).sum(axis=1)
                 says = total > 0
                 total = np.where(says, total, 1.0)
-                ratio = np.where(observed.void, 1.0, tilt[np.arange(len(cell)), cell] / total)
-                spread = (tilt.max(axis=1) - tilt.min(axis=1)) / total
-                made.append(np.where(says, np.log(ratio) - np.log1p(self.tolerance * spread), 0.0))
+                logs = np.where(observed.void, 0.0, np.log(tilt[np.arange(len(cell)), cell] / total))
+                if self.tolerance:
+                    logs -= np.log1p(self.tolerance * (tilt.max(axis=1) - tilt.min(axis=1)) / total)
+                made.append(np.where(says, logs, 0.0))
             live = ~observed.void & (mass.sum(axis=1) > 0)
             np.add.at(seen[0], (key[live], cell[live]), 1.0)
             np.add.at(seen[1], key[live], mass[live])

@@ -92,6 +92,16 @@ class Auditor:
 
     def add(self, reads: Sequence[Read]) -> np.ndarray:
         """Bet on the tokens of some transcripts, one after another; what each added to the log evidence [n]."""
+        observed, look = self.observe(reads)
+        gains = self.evidence.add(observed)
+        places = np.cumsum([0, *(len(one.logits) for one in reads)])
+        for one, start, stop in zip(reads, places, places[1:], strict=False):
+            part = slice(start, stop)
+            self.notes.take(one.transcript, look.chance[part], look.void[part], look.surprise[part], gains[part])
+        return gains
+
+    def observe(self, reads: Sequence[Read]) -> tuple[Observed, Look]:
+        """What the bets see of these transcripts; nothing is bet yet."""
         pieces = [
             (one, range(start, min(start + self._rows, len(one.logits))))
             for one in reads
@@ -100,18 +110,15 @@ class Auditor:
         others = self._others(reads)
         looks = [self._look(group, others) for group in _grouped(pieces, self._rows)]
         look = Look(*(_join(parts) for parts in zip(*looks, strict=True)))
-        places = np.cumsum([0, *(len(one.logits) for one in reads)])
-        keys = []
-        for one, start, stop in zip(reads, places, places[1:], strict=False):
+        keys, start = [], 0
+        for one in reads:
+            stop = start + len(one.logits)
             found = {name: Cells(*(array[start:stop] for array in cut)) for name, cut in look.cells.items()}
             keys.append(_keys(one.transcript, found, self._twins.get(one.transcript.prompt)))
             self._remember(one.transcript, found["quarter"].cell)
+            start = stop
         entries = [Entries(np.concatenate([k[t.key] for k in keys]), *look.cells[t.cells]) for t in self.tables]
-        gains = self.evidence.add(Observed(look.ratio, look.spread, entries, look.void))
-        for one, start, stop in zip(reads, places, places[1:], strict=False):
-            part = slice(start, stop)
-            self.notes.take(one.transcript, look.chance[part], look.void[part], look.surprise[part], gains[part])
-        return gains
+        return Observed(look.ratio, look.spread, entries, look.void), look
 
     def _others(self, reads: Sequence[Read]) -> dict[int, Output]:
         """For each transcript (by its id) what the sample before it said to the same prompt."""

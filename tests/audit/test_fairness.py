@@ -1,0 +1,192 @@
+"""Every bet is fair if the engine is exact: its mean, given the past, is one. From that alone alarms are rare."""
+
+from __future__ import annotations
+
+import copy
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from draftproof.audit import alternatives as faults
+from draftproof.audit.alternatives import Rows, alternatives, payoff
+from draftproof.audit.evidence import Evidence
+from draftproof.audit.rows import Read, rows
+from draftproof.audit.transcripts import Transcript
+from draftproof.law import sample
+from draftproof.sampling import Sampling
+from tests.audit.faults import auditor, chain, feed, plain, rows_of, softmax, world
+
+V = 7
+
+
+def laws(seed: int, count: int = 30) -> Rows:
+    """Rows with zeros in p, ties, and drafts without a guess; y runs through the vocabulary for each of them."""
+    chance = np.random.default_rng(seed)
+
+    def weights() -> np.ndarray:
+        made = chance.choice([0.0, 1.0, 1.0, 2.0, 5.0, 9.5], size=(count, V))
+        made[np.arange(count), chance.integers(V, size=count)] += 0.5
+        return (made / made.sum(axis=1, keepdims=True)).repeat(V, axis=0)
+
+    p, q = weights(), weights()
+    q[: 3 * V] = 0
+    y = np.tile(np.arange(V), count)
+    seen = chance.random((count, V)).repeat(V, axis=0) < 0.4
+    return Rows(p, y, -np.sort(-p, axis=1), seen, q, weights(), weights())
+
+
+@pytest.mark.parametrize("alternative", alternatives(draft=True), ids=lambda a: a.says)
+def test_an_alternative_is_a_law_and_its_ratio_has_mean_one(alternative):
+    made = laws(1)
+    a = alternative.law(made)
+    assert np.abs(a.sum(axis=1) - 1).max() < 1e-12
+    assert a.min() >= 0
+    ratio = payoff(alternative, made, 0.0).ratio
+    drawable = made.p[np.arange(len(made.y)), made.y] > 0
+    here = made.p[np.arange(len(made.y)), made.y]
+    mean = np.where(drawable, here * np.where(drawable, ratio, 0), 0).reshape(-1, V).sum(axis=1)
+    outside = np.where(made.p == 0, a, 0).sum(axis=1)[::V]  # what the alternative puts where p is zero is never paid
+    assert np.abs(mean + outside - 1).max() < 1e-12
+    assert np.all(np.isinf(ratio[~drawable]) == (a[np.arange(len(made.y)), made.y] > 0)[~drawable])
+
+
+@pytest.mark.parametrize("alternative", alternatives(draft=True), ids=lambda a: a.says)
+def test_with_a_tolerance_the_mean_is_one_and_no_law_within_it_gains(alternative):
+    made, tolerance = laws(2), 0.01
+    pay = payoff(alternative, made, tolerance)
+    ratio, spread = pay.ratio.reshape(-1, V), pay.spread.reshape(-1, V)[:, 0]
+    p = made.p[::V]
+    assert np.isfinite(ratio).all()
+    assert np.abs((p * ratio).sum(axis=1) - 1).max() < 1e-12
+    worst = (p * ratio).sum(axis=1) + tolerance * (ratio.max(axis=1) - np.where(p > 0, ratio, np.inf).min(axis=1))
+    assert (worst <= 1 + tolerance * spread + 1e-12).all()
+    assert (spread >= 0).all()
+
+
+def test_ratios_of_fractions_have_mean_one_without_any_error():
+    chance = np.random.default_rng(3)
+    exact = [
+        faults.leaked,
+        faults.guessed,
+        faults.careless,
+        faults.best_as_drawn,
+        faults.eager(Fraction(51, 50)),
+        faults.eager(Fraction(9, 10)),
+        faults.top_k(3),
+        faults.min_p(Fraction(1, 10)),
+    ]
+    for _ in range(20):
+        p, q = (np.array([[Fraction(int(w), 100) for w in chance.multinomial(100, [1 / V] * V)]]) for _ in range(2))
+        ordered = np.array([sorted(p[0], reverse=True)])
+        made = Rows(p, np.array([0]), ordered, p > 1, q)
+        for law in exact:
+            a = law(made)[0]
+            assert sum(a) == 1
+            assert sum(p[0][y] * (a[y] / p[0][y]) for y in range(V) if p[0][y] > 0) == 1 - sum(a[p[0] == 0])
+
+
+SETTINGS = [
+    Sampling(),
+    Sampling(temperature=0.7, top_p=0.9),
+    Sampling(top_k=3, repetition_penalty=1.3),
+    Sampling(frequency_penalty=0.2),
+]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3])
+def test_all_bets_together_are_fair_given_the_past(sampling, tolerance):
+    """The whole book, after it has learned, on one more token: its mean over that token is one (or less, where noise is
+    charged for or an alternative bets on impossible tokens)."""
+    here = world(1, 5)
+    book = auditor(here, steps=True, tolerance=tolerance)
+    for seed in range(4):
+        feed(book, here, drawn(here, 30, seed, sampling))
+    for seed in range(4, 6):
+        start = drawn(here, 4, seed, sampling)
+        law, gains = np.zeros(here.size), np.zeros(here.size)
+        for y in range(here.size):
+            text = start._replace(output=(*start.output, y), accepted=(*start.accepted, False))
+            made, void = rows(rows_of(here, text), range(4, 5), tolerance)
+            law[y] = made.p[0, y] if not void[0] else 0.0
+            with np.errstate(over="ignore"):
+                gains[y] = np.exp(feed(copy.deepcopy(book), here, text)[-1])
+        mean = (law * np.where(law > 0, gains, 0)).sum()
+        if tolerance == 0 and sampling.top_k == 0 and sampling.top_p == 1:
+            assert abs(mean - 1) < 1e-12
+        else:
+            assert 0.8 < mean < 1 + 1e-12
+
+
+def drawn(here, length, seed, sampling):
+    """Tokens drawn by nobody in particular, with flags: fairness must not depend on how the past came about."""
+    chance = np.random.default_rng(seed)
+    outputs = []
+    for _ in range(length):
+        text = Transcript((0,), (*outputs, 0), sampling)
+        made, _ = rows(rows_of(here, text), range(len(outputs), len(outputs) + 1), 0.0)
+        outputs.append(int(chance.choice(here.size, p=made.p[0] / made.p[0].sum())))
+    return Transcript((0,), tuple(outputs), sampling, tuple(bool(f) for f in chance.random(length) < 0.5))
+
+
+def test_a_cut_that_noise_moves_is_no_evidence():
+    """Two tokens share the edge of top-p: an engine that keeps the other one is within the allowance."""
+    logits = np.log(np.array([[0.5, 0.2, 0.1 + 1e-9, 0.1, 0.06, 0.04]]))
+    for kept, alarm in ((2, False), (3, False), (4, True)):
+        text = Transcript((0,), (kept,), Sampling(top_p=0.8))
+        made, void = rows(Read(text, logits, None), range(1), 1e-4)
+        assert bool(void[0]) == (not alarm)
+        assert made.p[0].tolist() == pytest.approx([5 / 7, 2 / 7, 0, 0, 0, 0])
+    greedy = Transcript((0,), (1,), Sampling(temperature=0))
+    for gap, void in ((1e-6, True), (0.1, False)):
+        scores = np.array([[1.0, 1.0 - gap, -3.0]])
+        assert bool(rows(Read(greedy, scores, None), range(1), 1e-4)[1][0]) == void
+
+
+@pytest.mark.parametrize(("sampling", "tolerance"), [(SETTINGS[0], 0.0), (SETTINGS[1], 1e-4)], ids=["plain", "top-p"])
+def test_false_alarms_are_rarer_than_alpha_however_often_one_looks(sampling, tolerance):
+    """A thousand exact engines, two samples of one prompt each; the book is looked at after every single token."""
+    audits, length, here = 1000, 100, world(7, 5)
+    book = auditor(here, tolerance=tolerance)
+    prompts = [tuple((i // 5**k) % 5 for k in range(5)) for i in range(audits) for _ in range(2)]
+    texts = [
+        text._replace(prompt=prompt)
+        for text, prompt in zip(many(here, prompts, length, sampling), prompts, strict=True)
+    ]
+    observed, _ = book.observe([rows_of(here, text) for text in texts])
+    peaks = []
+    for i in range(audits):
+        evidence = Evidence(book.alternatives, book.tables, tolerance)
+        evidence.add(observed.part(2 * i * length, 2 * (i + 1) * length))
+        peaks.append(evidence.peak)
+    for alpha in (0.01, 0.1):
+        assert np.mean(np.array(peaks) >= np.log(1 / alpha)) <= 1.6 * alpha
+    assert np.mean(np.array(peaks) > 0) > 0.5  # something was bet
+
+
+def many(here, prompts, length, sampling):
+    """Exact texts side by side, under settings that do not look back."""
+    chance = np.random.default_rng(5)
+    one = [rows(rows_of(here, Transcript((v,), (0,), sampling)), range(1), 0.0)[0].p[0] for v in range(here.size)]
+    laws, texts = np.stack(one), [np.array([prompt[-1] for prompt in prompts])]
+    for _ in range(length):
+        texts.append(sample(laws[texts[-1]], chance.random(len(prompts))))
+    return [Transcript((0,), tuple(text), sampling) for text in np.stack(texts[1:], axis=1).tolist()]
+
+
+def test_exact_speculation_raises_no_alarm_with_its_steps_known():
+    here = world(0, 8)
+    book = auditor(here, steps=True)
+    texts = [chain(here, 500, seed) for seed in range(30)]
+    feed(book, here, *texts)
+    assert book.evidence.peak < np.log(100)
+    assert sum(sum(text.accepted) for text in texts) > 5000
+
+
+def test_softmax_of_the_world_is_what_the_audit_reads():
+    here = world(0, 8)
+    text = plain(here, 20, 0)
+    made, _ = rows(rows_of(here, text), range(20), 0.0)
+    before = [0, *text.output[:-1]]
+    assert np.abs(made.p - softmax(here.p[before])).max() < 1e-15
