@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftproof.audit.command import audit, collect
+from draftproof.bench.command import app as bench
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench, name="bench")
 
 COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 

@@ -1,0 +1,71 @@
+"""docs/performance.md from the rows that `draftproof bench` recorded: `python -m scripts.performance` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from draftproof.bench.rows import caption, cells, heads, read
+
+ROOT = Path(__file__).resolve().parents[1]
+TITLES = {"engine": "Sampling", "samples": "Many samples of one prompt"}
+INTRODUCTION = """# Performance
+
+How fast, beside what transformers does with the same models and prompts in the same run.
+
+`make docs` writes this page from the rows in benchmarks/results, and under each heading stands the command that made
+them; `--json FILE` appends rows. All ways of a table take turns, round by round, each round with the same prompts and
+seed for all; a figure is the median over the rounds, a ratio the median of the ratios within each round, so that what
+slows the machine for a while slows both sides. Nothing ends a text early: all have the same length.
+
+- *draftproof plain* draws a token a call; *draftproof* with the name of a [verifier](algorithms.md) guesses and checks.
+- *transformers plain* is `generate()`; *static* has a static cache and a compiled model; *assisted* guesses with the
+  same draft model, *lookup* with the words of the text, as many tokens a call as ours, one text at a time.
+- *tokens/call* are per text and target call. *Time* is the share of each phase, *other* what lies between them.
+  *Memory* is what a way needs beside the weights, the cache of the text included.
+"""
+
+
+def main() -> None:
+    (ROOT / "docs/performance.md").write_text(page(ROOT), encoding="utf-8")
+
+
+def page(root: Path) -> str:
+    """The page's text; rows of other benchmarks have pages of their own."""
+    files = sorted((root / "benchmarks/results").glob("*.jsonl"))
+    rows = [row for file in files for row in read(file) if row.get("bench") in TITLES]
+    parts = [INTRODUCTION]
+    for _, found in groupby(rows, key=_origin):
+        parts += _section(list(found))
+    return "\n".join(parts)
+
+
+def _origin(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return str(row["bench"]), str(row["command"]), str(row["machine"]), str(row["commit"])
+
+
+def _section(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Everything that one command measured."""
+    first = rows[0]
+    machine = first["machine"]
+    place = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    yield f"## {TITLES[first['bench']]}: {first['target']}, {first['dtype']}, {place}\n"
+    yield f"```sh\n{first['command']}\n```\n"
+    versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
+    yield f"Commit {first['commit']}, {first['date']}; {versions}.\n"
+    for title, made in groupby(rows, key=caption):
+        table = list(made)
+        yield f"**{title}**\n"
+        yield _table([heads(table), *(cells(row, table) for row in table)])
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *body = lines
+    marks = ["---" if name in ("", "time") else "---:" for name in head]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (head, marks, *body))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Our ways of writing, with the engine that generate() would choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from draftproof.bench.turns import Ids, Run, Way, Workload, Write
+from draftproof.draft import Tree
+from draftproof.engine import fused
+from draftproof.engine.auto import Auto, trees_of
+from draftproof.engine.batch import Batch
+from draftproof.engine.generate import choose_draw, choose_rule
+from draftproof.engine.laws import Member
+from draftproof.engine.request import Request
+from draftproof.engine.trace import Trace
+from draftproof.models.session import Model
+from draftproof.sampling import Sampling
+
+Open = Batch | fused.FusedBatch
+
+
+class Setup(NamedTuple):
+    """Who writes and how."""
+
+    target: Model
+    draft: Model | None = None
+    verify: str = "match"
+    tree: str = "chain:0"
+    compiled: bool = False  # on a GPU
+
+
+def each(name: str, setup: Setup) -> Way:
+    """A row of the batch for every prompt."""
+
+    def ready(workload: Workload) -> Write:
+        batch = _opener(setup, workload)
+
+        def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
+            requests = _requests(setup.target, prompts, workload.tokens, temperature, seed)
+            return _run(batch(), [[request] for request in requests])
+
+        return write
+
+    return Way(name, ready)
+
+
+def together(name: str, setup: Setup) -> Way:
+    """Samples of one prompt, which share it and every word they have in common."""
+
+    def ready(workload: Workload) -> Write:
+        batch = _opener(setup, workload)
+
+        def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
+            return _run(batch(), [_requests(setup.target, prompts, workload.tokens, temperature, seed)])
+
+        return write
+
+    return Way(name, ready)
+
+
+def one_by_one(name: str, setup: Setup) -> Way:
+    """Samples of one prompt, each alone."""
+
+    def ready(workload: Workload) -> Write:
+        batch = _opener(setup, workload._replace(batch=1))
+
+        def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
+            requests = _requests(setup.target, prompts, workload.tokens, temperature, seed)
+            runs = [_run(batch(), [[request]]) for request in requests]
+            phases = {name: sum(run.phases[name] for run in runs) for name in runs[0].phases}
+            return Run(sum(run.tokens for run in runs), sum(run.calls for run in runs), phases)
+
+        return write
+
+    return Way(name, ready)
+
+
+def _opener(setup: Setup, workload: Workload) -> Callable[[], Open]:
+    """A batch for every call, as generate() makes it; the one with a captured graph stays open, as a server's does."""
+    rule, drafts = choose_rule(setup.verify, None), [] if setup.draft is None else [setup.draft]
+    shape = Auto(trees_of(rule)) if setup.tree == "auto" else Tree.parse(setup.tree) if drafts else Tree.chain(0)
+    capacity = workload.longest + workload.tokens + shape.size
+    if fused.fits(setup.target, drafts, rule.name, shape, (Sampling(), Sampling())):
+        pair: list[Any] = [setup.target, setup.draft]
+        sizes = (shape.size - 1, workload.batch, capacity)
+        kept = fused.FusedBatch(pair[0], pair[1], rule.name, *sizes, setup.compiled)
+        return lambda: kept
+    draw = choose_draw(rule, shape.trials[-1] if isinstance(shape, Auto) else shape, None)
+
+    def fresh() -> Batch:
+        now = Auto(trees_of(rule)) if isinstance(shape, Auto) else shape  # it learns from each text anew
+        return Batch(setup.target, drafts, rule, now, draw, workload.batch, capacity)
+
+    return fresh
+
+
+def _requests(target: Model, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[Request]:
+    sampling = Sampling(temperature=temperature)  # it knows no end tokens, so every text has the full length
+    return [
+        Request(target, ids, sampling, sampling, tokens, (), Member(seed, number), Trace())
+        for number, ids in enumerate(prompts)
+    ]
+
+
+def _run(batch: Open, groups: Sequence[list[Request]]) -> Run:
+    """Requests that start together, to their end."""
+    for group in groups:
+        batch.add(group)
+    while not batch.is_finished:
+        batch.step()
+    traces = [request.trace for group in groups for request in group]
+    longest = max(traces, key=lambda trace: len(trace.steps))  # it was there in every step of the batch
+    return Run(sum(t.tokens for t in traces), sum(len(t.steps) for t in traces), longest.seconds)

@@ -1,0 +1,103 @@
+"""Target and drafter of a benchmark, as we hold them and as transformers does, and the prompts they are given."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from draftproof.bench.turns import Ids
+from draftproof.engine.generate import encode
+from draftproof.errors import DraftproofError
+from draftproof.limits import prompts as texts
+from draftproof.models import check_vocabularies, drafter, load
+from draftproof.models.hf import HFModel
+from draftproof.models.session import Model
+
+
+class Pair(NamedTuple):
+    """The same two models twice; in the same precision they are the same objects."""
+
+    target: HFModel
+    draft: Model | None
+    network: Any
+    assistant: Any  # None where the drafter is no network
+    device: str
+    dtype: str
+
+
+def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, blur: float = 0.0) -> Pair:
+    """Load both models; transformers' side is float32 where ours is int8.
+
+    inflate   shape of `benchmarks.inflate` that the target's function is put into: the cost of a larger model
+    blur      share of noise in the drafter's weights: a drafter that agrees less
+    """
+    ours = load(target, dtype="float32" if inflate else dtype)
+    device = str(ours.network.device.type)
+    if inflate:
+        made = repository("benchmarks.inflate")
+        network = made.inflate(ours.network, made.shape(inflate), getattr(torch, dtype), device)
+        ours = HFModel(network, ours.tokenizer, f"{target} as {inflate}")
+    theirs = _read(load(target).network) if dtype == "int8" else _read(ours.network)
+    guesser: Model | None
+    if draft in ("none", "ngram"):
+        guesser = drafter(draft, ours) if draft == "ngram" else None
+        return Pair(ours, guesser, theirs, None, device, dtype)
+    guesser = load(draft, dtype=dtype, device=device)
+    assistant = _read(load(draft).network) if dtype == "int8" else _read(guesser.network)
+    if blur:
+        if dtype == "int8":
+            raise DraftproofError("blur needs float weights: leave it out with int8")
+        repository("benchmarks.inflate").blur(guesser.network, blur)
+    check_vocabularies(ours, guesser)
+    return Pair(ours, guesser, theirs, assistant, device, dtype)
+
+
+def _read(network: Any) -> Any:
+    """Weights are mapped from their file and read on first use; that must not be counted as some way's memory."""
+    for weight in network.parameters():
+        weight.sum()
+    return network
+
+
+def repository(module: str) -> Any:
+    """A module of the repository that is not part of the package."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "benchmarks").is_dir():
+        raise DraftproofError(f"{module} is not installed with the package: run this from a checkout of the repository")
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return importlib.import_module(module)
+
+
+def prompts(pair: Pair, path: Path | None, by: str | None) -> dict[str, list[Ids]]:
+    """Token ids of the prompts of a file, or of our own, in groups by a field of the file."""
+    words = texts.PROMPTS if path is None else texts.read(path)
+    if by is None:
+        return {"": [encode(pair.target, prompt) for prompt in words]}
+    if path is None or path.suffix != ".jsonl":
+        raise DraftproofError("prompts are grouped by a field of a .jsonl file: give one with --prompts")
+    groups: dict[str, list[Ids]] = {}
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    for prompt, line in zip(words, lines, strict=True):
+        entry = json.loads(line)
+        if by not in entry:
+            raise DraftproofError(f"a line of {path} has no field {by!r}: it has {', '.join(entry)}")
+        groups.setdefault(str(entry[by]), []).append(encode(pair.target, prompt))
+    return groups
+
+
+def rounds(ids: Sequence[Ids], batch: int, repeat: int) -> list[list[Ids]]:
+    """Prompts for each round; they start over when there are too few.
+
+    >>> rounds([(1,), (2,), (3,)], batch=2, repeat=2)
+    [[(1,), (2,)], [(3,), (1,)]]
+    """
+    endless = cycle(ids)
+    return [list(islice(endless, batch)) for _ in range(repeat)]

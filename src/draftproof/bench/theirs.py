@@ -1,0 +1,92 @@
+"""transformers' ways of writing: `generate` plain, with a static cache compiled, and assisted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import CompileConfig
+
+from draftproof.bench.turns import Ids, Run, Way, Workload, Write
+
+
+def plain(network: Any, tokenizer: Any) -> Way:
+    """As most people sample."""
+    return _way("transformers plain", network, tokenizer, {})
+
+
+def static(network: Any, tokenizer: Any) -> Way:
+    """A cache of fixed size, and with it a compiled model; transformers compiles on a GPU by itself."""
+    how: dict[str, Any] = {"cache_implementation": "static"}
+    if network.device.type == "cpu":
+        how["compile_config"] = CompileConfig()
+        how["compile_config"]._compile_all_devices = True
+    return _way("transformers static", network, tokenizer, how)
+
+
+def samples(network: Any, tokenizer: Any) -> Way:
+    """Several samples of one prompt in a batch."""
+
+    def ready(workload: Workload) -> Write:
+        how = {"max_new_tokens": workload.tokens, "num_return_sequences": workload.batch}
+        return lambda prompts, temperature, seed: _write(network, tokenizer, prompts[:1], temperature, seed, how)
+
+    return Way("transformers together", ready)
+
+
+def assisted(network: Any, tokenizer: Any, assistant: Any, length: int) -> Way:
+    """Guesses of another model, as many a call as ours; one text at a time is all it takes."""
+    settings = assistant.generation_config
+    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = length, "constant"
+    settings.assistant_confidence_threshold = 0.0  # it would otherwise guess less where the assistant is unsure
+    return _counted("transformers assisted", network, tokenizer, {"assistant_model": assistant})
+
+
+def lookup(network: Any, tokenizer: Any, length: int) -> Way:
+    """Guesses from the text itself."""
+    return _counted("transformers lookup", network, tokenizer, {"prompt_lookup_num_tokens": length})
+
+
+def _way(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Way:
+    def ready(workload: Workload) -> Write:
+        whole = {"max_new_tokens": workload.tokens, **how}
+        return lambda prompts, temperature, seed: _write(network, tokenizer, prompts, temperature, seed, whole)
+
+    return Way(name, ready)
+
+
+def _counted(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Way:
+    """A way whose calls have to be counted, because a call may give several tokens."""
+    inner = _way(name, network, tokenizer, how)
+
+    def ready(workload: Workload) -> Write:
+        write = inner.open(workload)
+
+        def counting(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
+            calls = [0]
+            hook = network.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+            try:
+                return write(prompts, temperature, seed)._replace(calls=calls[0])
+            finally:
+                hook.remove()
+
+        return counting
+
+    return Way(name, ready)
+
+
+def _write(
+    network: Any, tokenizer: Any, prompts: Sequence[Ids], temperature: float, seed: int, how: dict[str, Any]
+) -> Run:
+    """Prompts of different lengths are padded on the left, as transformers asks for; no token ends a text."""
+    torch.manual_seed(seed)
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=network.device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=ids.device)
+    warm = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    law = warm if temperature > 0 else {"do_sample": False}
+    texts = network.generate(ids, attention_mask=mask, eos_token_id=None, pad_token_id=0, **law, **how)[:, width:]
+    if tokenizer is not None:
+        tokenizer.batch_decode(texts)  # ours are decoded too
+    return Run(texts.numel(), texts.numel(), {})
