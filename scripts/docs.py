@@ -1,8 +1,9 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
-Derived are docs/algorithms.md (from the registries), the tree of files in the README (from the modules' docstrings),
-the map in docs/index.md (from the pages' first lines), and the figure. `--capture` runs the README's command again and
-records what it printed; no check does that, because it needs the model and its timings are never the same twice.
+Derived are docs/algorithms.md (from the registries), docs/performance.md (from the rows of the benchmarks), the tree of
+files in the README (from the modules' docstrings), the map in docs/index.md (from the pages' first lines), and the
+figures. `--capture` runs the README's command again and records what it printed; no check does that, because it needs
+the model and its timings are never the same twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
 from draftproof.verify import VERIFIERS
-from scripts import figure
+from scripts import figure, performance
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
@@ -72,6 +73,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     """Each derived page and its text."""
     docs = root / "docs"
     yield docs / "algorithms.md", algorithms()
+    yield docs / "performance.md", performance.page(root)
     yield docs / "index.md", filled(docs / "index.md", "pages", contents(docs))
     yield root / "README.md", filled(root / "README.md", "tree", tree(root))
 
