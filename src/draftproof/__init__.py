@@ -14,6 +14,7 @@ from draftproof.errors import DraftproofError
 from draftproof.sampling import Anneal, ByEntropy, Sampling
 
 if TYPE_CHECKING:
+    from draftproof.engine.dropin import custom_generate
     from draftproof.engine.generate import generate, stream
     from draftproof.engine.request import Output
     from draftproof.models import load
@@ -28,6 +29,7 @@ __all__ = [
     "Sampling",
     "Tree",
     "Verifier",
+    "custom_generate",
     "generate",
     "load",
     "stream",
@@ -35,6 +37,7 @@ __all__ = [
 
 _LAZY = {
     "Output": "draftproof.engine.request",
+    "custom_generate": "draftproof.engine.dropin",
     "generate": "draftproof.engine.generate",
     "load": "draftproof.models",
     "stream": "draftproof.engine.generate",

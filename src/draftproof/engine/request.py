@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from draftproof.engine.laws import Member
@@ -45,6 +45,7 @@ class Request:
         self.trace = trace
         self.tokens: list[int] = []
         self.finish = ""
+        self.until: Callable[[Sequence[int]], bool] | None = None  # a further end, asked after every token
         self._shown: list[str] = []
         self._decoder = Decoder(target.tokenizer)
         self._stopper = Stopper(stop)
@@ -86,7 +87,7 @@ class Request:
             return
         pieces, stopped = self._stopper.feed(Piece(self._decoder.feed(token), kind))
         yield from pieces
-        if stopped:
+        if stopped or (self.until is not None and self.until(self.tokens)):
             self.finish = "stop"
         elif len(self.tokens) == self.max_new_tokens:
             self.finish = "length"

@@ -1,0 +1,126 @@
+"""transformers' generate() with our loop in it: its own arguments mean what they mean there."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import draftproof as dp
+from tests import gof, tiny
+
+
+def ids(text: str, rows: int = 1) -> dict[str, torch.Tensor]:
+    made = tiny.tokenizer()([text] * rows, return_tensors="pt")
+    return {"input_ids": made.input_ids, "attention_mask": made.attention_mask}
+
+
+@pytest.mark.parametrize("draft", ["ngram", None, "model"])
+@pytest.mark.parametrize(
+    "controls", [{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2, "min_new_tokens": 9}]
+)
+def test_greedy_text_is_transformers_own(draft, controls):
+    model = tiny.network("llama")
+    guesser = tiny.network("llama", 1) if draft == "model" else draft
+    settings = {**ids("abcabcabc"), "do_sample": False, "max_new_tokens": 24, **controls}
+    ours = model.generate(**settings, custom_generate=dp.custom_generate(draft=guesser))
+    assert torch.equal(ours, model.generate(**settings))
+
+
+def test_sampled_tokens_follow_transformers_law():
+    """Two tokens under all the usual controls at once, against the law that transformers' processors give."""
+    model = tiny.network("llama")
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 6, "top_p": 0.9, "repetition_penalty": 1.3}
+    prompt = ids("ab")
+    torch.manual_seed(0)
+    out = model.generate(
+        **prompt,
+        **settings,
+        max_new_tokens=1,
+        num_return_sequences=3000,
+        custom_generate=dp.custom_generate(draft=tiny.network("llama", 1)),
+    )
+    theirs = model.generate(**prompt, **settings, max_new_tokens=1, output_scores=True, return_dict_in_generate=True)
+    law = torch.softmax(theirs.scores[0][0].double(), -1)
+    gof.check(Counter(out[:, -1].tolist()), {t: float(p) for t, p in enumerate(law) if p > 0})
+
+
+def test_torch_seed_makes_it_repeatable():
+    model, guesser = tiny.network("gpt2"), tiny.network("gpt2", 1)
+
+    def text(seed):
+        torch.manual_seed(seed)
+        method = dp.custom_generate(draft=guesser, draft_temperature=1.2, tree=dp.Tree.chain(3))
+        return model.generate(**ids("hello"), do_sample=True, max_new_tokens=20, custom_generate=method).tolist()
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_uneven_prompts_and_ends_are_padded():
+    model = tiny.network("llama")
+    made = tiny.tokenizer()(["abc", "abcdef"], return_tensors="pt", padding=True, padding_side="left")
+    inputs = {"input_ids": made.input_ids, "attention_mask": made.attention_mask}
+    settings = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": [int(t) for t in range(100, 130)]}
+    ours = model.generate(**inputs, **settings, custom_generate=dp.custom_generate())
+    assert torch.equal(ours, model.generate(**inputs, **settings))
+
+
+class AtLength(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 11)
+
+
+class Only(LogitsProcessor):
+    """Allows one token more than the last one, so that a guess's own history matters."""
+
+    def __call__(self, input_ids, scores):
+        kept = torch.full_like(scores, float("-inf"))
+        follower = (input_ids[:, -1:] + 1) % 250
+        return kept.scatter(1, follower, scores.gather(1, follower))
+
+
+def test_stopping_criteria_and_processors_are_honoured_along_a_draft():
+    out = tiny.network("llama").generate(
+        **ids("a"),
+        do_sample=True,
+        max_new_tokens=50,
+        stopping_criteria=StoppingCriteriaList([AtLength()]),
+        logits_processor=LogitsProcessorList([Only()]),
+        custom_generate=dp.custom_generate(draft=tiny.network("llama", 1)),
+    )
+    first = int(out[0, 0])
+    assert out[0].tolist() == list(range(first, first + 11))
+
+
+def test_a_dict_is_returned_when_asked_for_and_a_streamer_is_fed():
+    class Collect:
+        def __init__(self):
+            self.tokens, self.ended = [], False
+
+        def put(self, value):
+            self.tokens += value.flatten().tolist()
+
+        def end(self):
+            self.ended = True
+
+    seen = Collect()
+    settings = {**ids("abc"), "do_sample": True, "max_new_tokens": 9, "return_dict_in_generate": True}
+    out = tiny.network("llama").generate(**settings, custom_generate=dp.custom_generate(streamer=seen))
+    assert out.sequences[0, 3:].tolist() == seen.tokens
+    assert seen.ended
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_beams": 3, "do_sample": False}, "num_beams=3 is not possible"),
+        ({"output_scores": True}, "output_scores=True is not possible"),
+        ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor keeps a state"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(change, message):
+    settings = {**ids("abc"), "do_sample": True, "max_new_tokens": 5, **change}
+    with pytest.raises(dp.DraftproofError, match=message):
+        tiny.network("llama").generate(**settings, custom_generate=dp.custom_generate())
