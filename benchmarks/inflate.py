@@ -148,7 +148,10 @@ def _check(config: Any, shape: Shape) -> None:
 
 @torch.no_grad()
 def blur(network: Any, share: float, seed: int = 0) -> None:
-    """Add noise to every matrix, `share` times its own spread: a drafter that agrees less with its original."""
+    """Add noise to every matrix, `share` times its own spread: a drafter that agrees less with its original.
+
+    At 0.06 the overlap of SmolLM2 with itself is about 0.75, as of a good small drafter with its target.
+    """
     noise = torch.Generator(network.device).manual_seed(seed)
     for weight in network.parameters():
         if weight.ndim == 2:

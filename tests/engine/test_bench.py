@@ -58,11 +58,10 @@ def test_engine_measures_every_peer_in_the_same_run(bench, folders):
     for row in made:
         assert set(PROMISED) <= set(row)
         assert row["p20"] <= row["median"] <= row["p80"]
-        assert (row["tokens_per_call"] == 1) == row["name"].endswith("plain") or row["tokens_per_call"] > 1
+        assert 1 <= row["tokens_per_call"] <= (1 if row["name"].endswith("plain") else 5)
         peers = {peer["name"] for peer in made if peer["batch"] == row["batch"]}
         assert set(row["ratio_to"]) == peers - {row["name"]}
-        assert "/" not in row["target"] + row["draft"]  # no places on this machine
-        assert "/" not in row["command"].replace("0.8", "")
+        assert "/" not in row["target"] + row["draft"] + row["command"]  # no places on this machine
         assert (sum(row["phases"].values()) == pytest.approx(1, abs=0.01)) or row["name"].startswith("transformers")
     *_, made = bench("engine", "--draft", "ngram", *small)
     assert [row["name"] for row in made[9:]] == [
@@ -158,7 +157,8 @@ def test_the_target_may_be_inflated_and_the_drafter_blurred(folders, monkeypatch
         (("--batch", "1,x"), "batch takes numbers with commas between them, not '1,x'"),
         (("--batch", "0"), "batch must be at least 1, not 0"),
         (("--temperature", "-1"), "temperature must be 0 or more, not -1.0"),
-        (("--verify", "blok"), "blok"),
+        (("--verify", "blok"), "unknown verifier 'blok'"),
+        (("--tree", "star:2"), "verifier 'block' works on chain drafts only: choose such a tree"),
         (("--inflate", "9b"), "unknown shape '9b'"),
         (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs float weights: leave it out with int8"),
     ],

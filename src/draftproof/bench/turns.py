@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from draftproof.errors import DraftproofError
+
 Ids = tuple[int, ...]
 
 
@@ -67,6 +69,8 @@ def open_ways(
             write = way.open(workload)
             for temperature in temperatures:
                 write(prompts, temperature, 0)
+        except DraftproofError:  # ours, and the user can mend it
+            raise
         except Exception as error:  # a peer's reasons are its own: compilers, memory, models it does not take
             said = str(error).strip().splitlines()
             notice(f"{way.name} does not run here: {said[0] if said else type(error).__name__}")
