@@ -62,6 +62,8 @@ def custom_generate(
         guessing = sampling
         if draft_temperature is not None and generation_config.do_sample:
             guessing = Sampling(temperature=draft_temperature, processors=tuple(logits_processor))
+        if streamer is not None and len(input_ids) > 1:
+            raise DraftproofError(f"a streamer shows one text, here are {len(input_ids)}: leave one of the two out")
         prompts = _unpadded(input_ids, rest.get("attention_mask"))
         length = generation_config.max_length - input_ids.shape[1]
         seed = int(torch.randint(2**62, (1,)))  # follows torch.manual_seed, as transformers' own sampling does
@@ -87,7 +89,7 @@ def custom_generate(
             batch.add(list(same))  # samples of one prompt share what they have in common
         while not batch.is_finished:
             batch.step()
-            if streamer is not None and len(requests) == 1:
+            if streamer is not None:
                 streamer.put(torch.tensor(requests[0].trace.steps[-1].tokens))
         if streamer is not None:
             streamer.end()
