@@ -2,10 +2,10 @@
 """Exact top-k, top-p and min-p without sorting (order of draftproof.controls): a cutoff score and a first id per row.
 
 The first pass left the largest score of every group of GROUP tokens. The k-th largest of those is a floor for the k-th
-largest score, and no token below (1 - top_p) / V survives top-p; so only groups that reach the floor are read again,
-mostly a few dozen, and their tokens that reach it are listed for this kernel and the next. The cutoff is then found by
-bisection on the scores' bits, which are as ordered as the scores: 16 steps for bfloat16. Equal scores are kept or cut
-as the law does: all of them by top-k, the later ids by top-p.
+largest score, so only groups that reach the floor are read again, mostly a few dozen, and their tokens that reach it
+are listed for this kernel and the next. Top-p guesses a floor in the same way and lowers it until the tokens above hold
+enough mass; none below (1 - top_p) / V can matter. The cutoff is then found by bisection on the scores' bits, which are
+as ordered as the scores. Equal scores are kept or cut as the law does: all by top-k, the later ids by top-p.
 """
 
 from typing import Any, NamedTuple
@@ -171,6 +171,34 @@ def cut(
 
 
 @triton.jit
+def kth(groups, k, lowest, top, limit, GP: tl.constexpr):
+    """The k-th largest of the groups' keys, but at least `lowest`, which is also the answer if there are fewer."""
+    g = tl.arange(0, GP)
+    floor = tl.maximum(tl.min(tl.where(g < limit, groups, top), 0), lowest)
+    floor = tl.where(k <= limit, floor, lowest)
+    high = tl.where(k <= limit, top, lowest)
+    while floor < high:
+        mid = upper(floor, high)
+        enough = tl.sum(((groups >= mid) & (g < limit)).to(tl.int32), 0) >= k
+        floor = tl.where(enough, mid, floor)
+        high = tl.where(enough, high, mid - 1)
+    return floor
+
+
+@triton.jit
+def weight_of(
+    rows, lists, row, b, n, peak, rate, listed, count, floor,
+    SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The mass of all candidates that reach the floor."""
+    weight = tl.zeros((), tl.float64)
+    for tile in range(tl.cdiv(count, TILE)):
+        _ids, keys, weights = candidates(rows, lists, row, b, n, peak, rate, listed, count, tile, SHIFT, TILE, GROUP)
+        weight += tl.sum(tl.where(keys >= floor, weights, 0.0).to(tl.float64), 0)
+    return weight
+
+
+@triton.jit
 def bisect(
     rows, stats, lists, row, b, n, peak, norm, rate, k, share, least,
     SHIFT: tl.constexpr, TILE: tl.constexpr, SWEEP: tl.constexpr, GROUP: tl.constexpr, GP: tl.constexpr,
@@ -179,21 +207,24 @@ def bisect(
     g = tl.arange(0, GP)
     groups = tl.load(stats.group + row * lists.limit + g, mask=g < lists.limit, other=float("-inf"))
     groups = key(groups, SHIFT)
-    floor = key(tl.full((), float("-inf"), tl.float32), SHIFT)
     top = key(peak, SHIFT)
-    if (k > 0) & (k <= lists.limit):  # the k-th largest group maximum
-        floor = tl.min(tl.where(g < lists.limit, groups, top), 0)
-        high = top
-        while floor < high:
-            mid = upper(floor, high)
-            enough = tl.sum((groups >= mid).to(tl.int32), 0) >= k
-            floor = tl.where(enough, mid, floor)
-            high = tl.where(enough, high, mid - 1)
+    lowest = key(tl.full((), float("-inf"), tl.float32), SHIFT)
     if k == 0:  # the whole row's mass is known, and tokens that are too light to stay need not be read
         bound = tl.maximum(tl.where(share < 1, (1.0 - share) * norm / rows.size, 0.0), least).to(tl.float32)
         drop = tl.where(bound > 0, tl.log2(tl.maximum(bound, 1e-37)) - 0.01, float("-inf"))
-        floor = key(peak + drop / rate, SHIFT)
+        lowest = key(peak + drop / rate, SHIFT)
+    # Top-k reads the groups that may hold its k tokens. Top-p guesses that few will do and tries more if they do not.
+    guess = tl.where(k > 0, k, tl.where(share < 1, 96, lists.limit))
+    floor = kth(groups, guess, lowest, top, lists.limit, GP)
     listed, count = gather(rows, lists, groups, row, b, n, peak, rate, floor, SHIFT, SWEEP, GROUP, GP)
+    enough = (k > 0) | (floor <= lowest)
+    while enough == 0:
+        enough = weight_of(rows, lists, row, b, n, peak, rate, listed, count, floor, SHIFT, TILE, GROUP) >= share * norm
+        if enough == 0:
+            guess *= 6
+            floor = kth(groups, guess, lowest, top, lists.limit, GP)
+            listed, count = gather(rows, lists, groups, row, b, n, peak, rate, floor, SHIFT, SWEEP, GROUP, GP)
+            enough = floor <= lowest
     ids, keys, weights = candidates(rows, lists, row, b, n, peak, rate, listed, count, 0, SHIFT, TILE, GROUP)
     cutoff = floor
     if k > 0:  # the k-th largest score

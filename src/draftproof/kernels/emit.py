@@ -13,8 +13,8 @@ from draftproof.kernels.device import mass, slope, uniform
 
 
 @triton.jit
-def rest(rows, law, draft, draft_law, stats, state, b, n, w, plain, ids, N, G, GROUP: tl.constexpr):
-    """(w p - q)+ of tokens `ids` in row n; p itself if `plain`."""
+def rest(rows, law, draft, draft_law, stats, state, b, n, w, onehot, plain, ids, N, G, GROUP: tl.constexpr):
+    """(w p - q)+ of tokens `ids` in row n; p itself if `plain`, and all of q on the guess if `onehot`."""
     inside = ids < rows.size
     if stats.group is not None:  # groups that are cut as a whole are not read
         best = tl.load(stats.group + (b * N + n) * G + ids // GROUP, mask=inside, other=float("-inf"))
@@ -23,7 +23,7 @@ def rest(rows, law, draft, draft_law, stats, state, b, n, w, plain, ids, N, G, G
     q = tl.zeros_like(p)
     if state.rule is not None:
         drawn = n < tl.load(state.length + b) * (1 - plain)
-        if tl.load(state.rule + b) == 2:
+        if onehot:
             x = tl.load(rows.tokens + b * rows.drafts + tl.minimum(n, rows.drafts - 1))
             q = ((ids == x) & drawn).to(tl.float32)
         elif draft.logits is not None:
@@ -55,20 +55,23 @@ def place(lists, row, start, i, end):
 
 @triton.jit
 def total(
-    rows, law, draft, draft_law, stats, lists, state, b, n, w, plain, start, end, N, G,
+    rows, law, draft, draft_law, stats, lists, state, b, n, w, onehot, plain, start, end, N, G,
     GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum of `rest` over the places below `end`."""
     part = tl.zeros((BLOCK,), tl.float32)
     for o in range(0, end, BLOCK):
         ids = place(lists, b * N + n, start, o + tl.arange(0, BLOCK), end)
-        part += rest(rows, law, draft, draft_law, stats, state, b, n, w, plain, ids, N, G, GROUP)
+        part += rest(rows, law, draft, draft_law, stats, state, b, n, w, onehot, plain, ids, N, G, GROUP)
     return tl.sum(part, 0)
 
 
 @triton.jit
-def excess(rows, law, draft, draft_law, stats, lists, state, N, G, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (c, b): excess of block c of the vocabulary, for each node wanted that has no other sum."""
+def excess(
+    rows, law, draft, draft_law, stats, lists, state, N, E, G,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """Program (c, b): excess of some units of the vocabulary, for each node wanted that has no other sum."""
     c = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     low = tl.load(state.low + b)
@@ -78,9 +81,10 @@ def excess(rows, law, draft, draft_law, stats, lists, state, N, G, GROUP: tl.con
     for n in range(low, high + 1):
         if (n < length) & (rule != 2) & (listed(lists, b * N + n) < 0):
             w = tl.load(state.weight + b * N + n).to(tl.float32)
-            ids = c * BLOCK + tl.arange(0, BLOCK)
-            part = tl.sum(rest(rows, law, draft, draft_law, stats, state, b, n, w, 0, ids, N, G, GROUP), 0)
-            tl.store(state.excess + (b * N + n) * tl.num_programs(0) + c, part)
+            for unit in tl.range(c * UNITS, tl.minimum(c * UNITS + UNITS, E), num_stages=3):
+                ids = unit * UNIT + tl.arange(0, UNIT)
+                part = tl.sum(rest(rows, law, draft, draft_law, stats, state, b, n, w, 0, 0, ids, N, G, GROUP), 0)
+                tl.store(state.excess + (b * N + n) * E + unit, part)
 
 
 @triton.jit
@@ -129,8 +133,8 @@ def sums_of(
     c = tl.arange(0, EP)
     row = b * N + n
     count = listed(lists, row)
-    drawn = (n * 0).to(tl.int1)
-    onehot = drawn
+    drawn = n != n
+    onehot = n != n
     if state.rule is not None:
         onehot = tl.load(state.rule + b) == 2
         drawn = n < tl.load(state.length + b)
@@ -141,26 +145,46 @@ def sums_of(
     sums = tl.zeros((EP,), tl.float64)
     if count >= 0:
         unit = tl.full((), -1, tl.int32)
-        part = total(rows, law, draft, draft_law, stats, lists, state, b, n, w, plain, -1, count, N, G, GROUP, BLOCK)
+        part = total(
+            rows, law, draft, draft_law, stats, lists, state, b, n, w, onehot, plain, -1, count, N, G, GROUP, BLOCK
+        )
         sums = tl.where(c == 0, part.to(tl.float64), sums)
     elif whole & ((drawn == 0) | onehot | (plain != 0)):  # the first pass has them
         unit = tl.full((), C, tl.int32)
         rate, _ = slope(rows, b)
         peaks = tl.load(stats.peak + row * S + c, mask=c < S, other=float("-inf"))
         norms = tl.load(stats.norm + row * S + c, mask=c < S, other=0.0)
-        at = b * law.stride + n
-        sums = (norms * tl.exp2((peaks - tl.load(law.peak + at)) * rate)).to(tl.float64)
-        sums *= w * tl.load(law.scale + at)
+        sums = (norms * tl.exp2((peaks - tl.load(law.peak + b * law.stride + n)) * rate)).to(tl.float64)
+        sums *= w * tl.load(law.scale + b * law.stride + n)
         if onehot & drawn & (plain == 0):  # the guess's chunk without the guess
             hit = (tl.load(rows.tokens + b * rows.drafts + n) // C).to(tl.int32)
-            part = total(rows, law, draft, draft_law, stats, lists, state, b, n, w, 0, hit * C, C, N, G, GROUP, BLOCK)
+            part = total(
+                rows, law, draft, draft_law, stats, lists, state, b, n, w, onehot, 0, hit * C, C, N, G, GROUP, BLOCK
+            )
             sums = tl.where(c == hit, part.to(tl.float64), sums)
     elif SUMMED & drawn & (onehot == 0) & (plain == 0):
         sums = tl.load(state.excess + row * E + c, mask=c < E, other=0.0).to(tl.float64)
     else:
         for k in range(E):
             part = total(
-                rows, law, draft, draft_law, stats, lists, state, b, n, w, plain, k * UNIT, UNIT, N, G, GROUP, BLOCK
+                rows,
+                law,
+                draft,
+                draft_law,
+                stats,
+                lists,
+                state,
+                b,
+                n,
+                w,
+                onehot,
+                plain,
+                k * UNIT,
+                UNIT,
+                N,
+                G,
+                GROUP,
+                BLOCK,
             )
             sums = tl.where(c == k, part.to(tl.float64), sums)
     return sums, unit
@@ -202,6 +226,9 @@ def pick(
     c = tl.arange(0, EP)
     w = tl.load(state.weight + b * N + stop).to(tl.float32)
     plain = stop * 0
+    onehot = plain != 0
+    if state.rule is not None:
+        onehot = tl.load(state.rule + b) == 2
     sums, unit = sums_of(
         rows, law, draft, draft_law, stats, lists, state, b, stop, w, 0, N, S, E, G,
         C, GROUP, EP, UNIT, BLOCK, SUMMED,
@@ -224,7 +251,9 @@ def pick(
     final = tl.zeros((), tl.int32)
     for o in range(0, end, BLOCK):
         ids = place(lists, b * N + stop, start, o + tl.arange(0, BLOCK), end)
-        part = rest(rows, law, draft, draft_law, stats, state, b, stop, w, plain, ids, N, G, GROUP).to(tl.float64)
+        part = rest(rows, law, draft, draft_law, stats, state, b, stop, w, onehot, plain, ids, N, G, GROUP).to(
+            tl.float64
+        )
         reached = (running + tl.cumsum(part, 0) > threshold) & (part > 0)
         token = tl.minimum(token, tl.min(tl.where(reached, ids, 2147483647), 0))
         final = tl.maximum(final, tl.max(tl.where(part > 0, ids, 0), 0))

@@ -18,24 +18,32 @@ from draftproof.noise import Lane
 
 GROUP = 64  # tokens whose largest score is kept together
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
-CUT = {1: (512, 1024, 2), 2: (4096, 4096, 8)}  # short, long lists: candidates and tokens at a time, and warps
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
+
+
+def cutting(rows: int, controls: Controls) -> tuple[int, int, int]:
+    """Candidates searched and tokens swept at a time, and warps: one warp a row where rows fill the device."""
+    if controls.truncates == 2:
+        return 1024, 2048, 4
+    return (256, 1024, 1) if rows > 512 else (512, 2048, 4)
 
 
 class Plan(NamedTuple):
     """How a shape is cut into programs."""
 
-    chunk: int  # tokens a program of the first pass reads
-    warps: int
-    unit: int  # tokens a program of the second pass reads
-    unit_warps: int
+    chunk: int  # tokens the first pass measures at a time
+    chunks: int  # how many of them a program
+    unit: int  # tokens the second pass sums at a time
+    units: int  # how many of them a program
+    warps: int = 4
 
     @staticmethod
     def of(rows: int, size: int) -> Plan:
-        """Large chunks where there are many rows, small ones where a few rows must fill the device."""
-        chunk = 2048 if rows * size < 1 << 23 else 8192
-        chunk = min(chunk, max(GROUP, triton.next_power_of_2(size)))
-        return Plan(chunk, 4, min(2048, chunk), 4)
+        """Several chunks a program where there are many rows, one where a few rows must fill the device."""
+        small = max(GROUP, triton.next_power_of_2(size))
+        if rows * size < 1 << 23:
+            return Plan(min(2048, small), 1, min(2048, small), 1)
+        return Plan(min(4096, small), 4, min(2048, small), 4)
 
 
 class Workspace(NamedTuple):
@@ -103,13 +111,14 @@ def run(
     chunks, units = triton.cdiv(size, plan.chunk), triton.cdiv(size, plan.unit)
     padded, splits = triton.next_power_of_2(nodes), triton.next_power_of_2(chunks)
     with _on(target.device):
-        measure[(chunks, batch * nodes)](
+        measure[(triton.cdiv(chunks, plan.chunks), batch * nodes)](
             rows, law, draft_rows, known, stats, state, nodes, chunks,
-            C=plan.chunk, GROUP=GROUP, NP=padded, SP=splits, GREEDY=controls.greedy, num_warps=plan.warps,
+            C=plan.chunk, CHUNKS=plan.chunks, STAGES=1 if plan.chunks == 1 else 3, GROUP=GROUP, NP=padded, SP=splits,
+            GREEDY=controls.greedy, num_warps=plan.warps,
         )  # fmt: skip
         if controls.truncates:
             edited = controls.bias is not None or controls.penalties is not None
-            tile, sweep, warps = CUT[controls.truncates]
+            tile, sweep, warps = cutting(batch * nodes, controls)
             cut[(batch * nodes,)](
                 rows, law, draft_rows, known, stats, state, lists,
                 controls.top_k, controls.top_p, controls.min_p, nodes, chunks,
@@ -120,9 +129,9 @@ def run(
             return None, summary
         summed = rule is not None and draft is not None and controls.whole
         if summed:
-            excess[(units, batch)](
-                rows, law, draft_rows, known, stats, lists, state, nodes, lists.limit,
-                GROUP=GROUP, BLOCK=plan.unit, num_warps=plan.unit_warps,
+            excess[(triton.cdiv(units, plan.units), batch)](
+                rows, law, draft_rows, known, stats, lists, state, nodes, units, lists.limit,
+                GROUP=GROUP, UNIT=plan.unit, UNITS=plan.units, num_warps=plan.warps,
             )  # fmt: skip
         out = Emitted(
             torch.empty(batch, nodes, dtype=torch.int64, device=target.device),

@@ -15,10 +15,11 @@ from draftproof.kernels.device import score, slope, uniform, weigh
 @triton.jit
 def measure(
     rows, law, draft, draft_law, stats, state, N, S,
-    C: tl.constexpr, GROUP: tl.constexpr, NP: tl.constexpr, SP: tl.constexpr, GREEDY: tl.constexpr,
+    C: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr, NP: tl.constexpr,
+    SP: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """Program (c, b * N + n): peak and normaliser of chunk c of row n of sequence b."""
-    c = tl.program_id(0)
+    """Program (i, b * N + n): peaks and normalisers of CHUNKS chunks of row n of sequence b."""
+    start = tl.program_id(0) * CHUNKS
     row = tl.program_id(1)
     b = (row // N).to(tl.int64)
     n = row % N
@@ -26,25 +27,26 @@ def measure(
     if n > 0:
         used = tl.load(rows.tokens + b * rows.drafts + rows.node + n - 1) >= 0
     if used:
-        at = row.to(tl.int64) * S + c
-        if stats.group is None:
-            ids = c * C + tl.arange(0, C)
-            s = score(rows, b, n, ids, ids < rows.size)
-        else:
-            r = tl.arange(0, C // GROUP)
-            ids = c * C + r[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            s = score(rows, b, n, ids, ids < rows.size)
-            tl.store(stats.group + at * (C // GROUP) + r, tl.max(s, 1))
-        peak = tl.max(s)
-        base = tl.where(peak == float("-inf"), 0.0, peak)
         rate, _ = slope(rows, b)
-        tl.store(stats.peak + at, peak)
-        tl.store(stats.norm + at, tl.sum(tl.exp2((s - base) * rate)))
-        if GREEDY:
-            tl.store(stats.first + at, tl.min(tl.where(s == peak, ids, 2147483647)))
+        for c in tl.range(start, tl.minimum(start + CHUNKS, S), num_stages=STAGES):
+            at = row.to(tl.int64) * S + c
+            if stats.group is None:
+                ids = c * C + tl.arange(0, C)
+                s = score(rows, b, n, ids, ids < rows.size)
+            else:
+                r = tl.arange(0, C // GROUP)
+                ids = c * C + r[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+                s = score(rows, b, n, ids, ids < rows.size)
+                tl.store(stats.group + at * (C // GROUP) + r, tl.max(s, 1))
+            peak = tl.max(s)
+            base = tl.where(peak == float("-inf"), 0.0, peak)
+            tl.store(stats.peak + at, peak)
+            tl.store(stats.norm + at, tl.sum(tl.exp2((s - base) * rate)))
+            if GREEDY:
+                tl.store(stats.first + at, tl.min(tl.where(s == peak, ids, 2147483647)))
     if stats.group is None:
         tl.debug_barrier()
-        if tl.atomic_add(state.arrived + b, 1, sem="acq_rel") == N * S - 1:
+        if tl.atomic_add(state.arrived + b, 1, sem="acq_rel") == N * tl.num_programs(0) - 1:
             tl.store(state.arrived + b, 0)
             peak, scale, first = combine(rows, law, stats, b, N, S, NP, SP, GREEDY)
             decide(rows, law, draft, draft_law, state, b, peak, scale, peak, first, N, NP)
