@@ -75,10 +75,12 @@ def own_laws(tree: Tree, laws: Sequence[Array]) -> Array:
 def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.ndarray, level: range) -> Array:
     """Laws of the drafter after each node of a level, checked; zero where nothing is to be drawn."""
     said = drafter.extend(tree, tokens, level)
+    xp = array_namespace(said)
     q = said
     if drafter.speaks == "logits":
-        q = laws(said, rows, tree, tokens, level, [row.draft_sampling for row in rows])
-    xp = array_namespace(q)
+        silent = xp.max(said, axis=-1, keepdims=True) == -float("inf")  # nothing to guess here
+        q = laws(xp.where(silent, 0.0, said), rows, tree, tokens, level, [row.draft_sampling for row in rows])
+        q = xp.where(silent, q * 0, q)
     total = xp.sum(q, axis=-1)
     sound = (abs(total - 1) < 1e-3) | (total == 0)
     if not bool(xp.all(sound)) or not bool(xp.all(q >= 0)):

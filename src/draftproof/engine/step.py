@@ -53,6 +53,9 @@ def step(
 
     logits = target.extend(tree, tokens, range(tree.size))
     clock.append(time.perf_counter())
+    for drafter in drafters:
+        if hasattr(drafter, "learn"):  # a drafter that remembers what the target says
+            drafter.learn(tree, tokens, logits)
 
     p = laws(logits, rows, tree, tokens, range(tree.size), [row.sampling for row in rows])
     q = [beside(one, p) for one in drawn_from] or [p * 0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftproof.errors import DraftproofError
+from draftproof.models.cache import Recall
 from draftproof.models.ngram import NGram
 from draftproof.models.session import Model
 
@@ -46,9 +47,11 @@ def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFM
 
 
 def drafter(name: str, target: Model) -> Model:
-    """The drafter called `name` for this target: "ngram", or any model with the same vocabulary."""
+    """The drafter called `name` for this target: "ngram", "cache", or any model with the same vocabulary."""
     if name == "ngram":
         return NGram(target.vocabulary)
+    if name == "cache":
+        return Recall(target.vocabulary)
     network = getattr(target, "network", None)
     model = load(name, **({} if network is None else {"device": str(network.device)}))
     check_vocabularies(target, model)

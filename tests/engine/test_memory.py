@@ -1,0 +1,97 @@
+"""Remembering: laws seen before as drafts, and contexts asked before answered at once. Neither changes a law."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import draftproof as dp
+from draftproof import models, verify
+from draftproof.models.cache import Recall
+from draftproof.models.memo import Memo
+from draftproof.theory.enumerate import target_law
+from tests import gof, tiny
+from tests.engine.test_generate import PROMPT, samples, table
+
+
+def test_what_was_seen_is_drafted_when_the_same_tokens_come_again():
+    target, draft = tiny.model(), Recall(tiny.VOCABULARY)
+    settings = {"draft": draft, "sampling": dp.Sampling(temperature=0), "max_new_tokens": 40}
+    first = dp.generate(target, "abc", **settings)
+    again = dp.generate(target, "abc", **settings)
+    assert again.tokens == first.tokens
+    assert again.trace.tokens_per_call > 1.2 * first.trace.tokens_per_call
+    assert again.trace.histogram.keys() <= {0, 1, 2, 3, 4, 5}
+
+
+def test_logits_are_kept_so_another_temperature_can_use_them():
+    draft = Recall(tiny.VOCABULARY, kept=tiny.VOCABULARY)
+    for temperature in (0.05, 0.1):
+        out = dp.generate(
+            tiny.model(), "abc", draft=draft, sampling=dp.Sampling(temperature=temperature), max_new_tokens=40, seed=1
+        )
+    assert out.trace.accepted > 0
+
+
+def test_drafting_from_memory_is_exact():
+    """Short suffixes make the remembered laws wrong for most contexts: the text must not notice."""
+    target = table(1, size=3, floor=0.2)
+    draft = Recall(3, suffix=1, kept=2)
+    for _ in range(2):
+        counts, requests = samples(target, draft, verify.get("block"), dp.Tree.chain(2), count=2500)
+    gof.check(counts, target_law(target.rows, 3, PROMPT))
+    assert sum(request.trace.accepted for request in requests) > 500
+
+
+def test_memory_is_bounded_and_the_oldest_goes_first():
+    draft = Recall(5, suffix=2, kept=3, entries=4)
+    for token in range(6):
+        draft.remember([9, token], np.arange(5.0))
+        draft.recall([9, 0])
+    assert len(draft.known) == 4
+    assert draft.recall([9, 1]) is None
+    assert draft.recall([9, 0])[0].tolist() == [2, 3, 4]
+    with pytest.raises(dp.DraftproofError, match="must be positive"):
+        Recall(5, suffix=0)
+
+
+def test_the_cache_is_a_drafter_by_name():
+    assert models.drafter("cache", tiny.model()).name == "cache"
+
+
+def test_a_memo_never_asks_about_a_context_twice():
+    asked: Counter[tuple[int, ...]] = Counter()
+    model = table(1, size=3)
+
+    def rows(context):
+        asked[context] += 1
+        return model.rows(context)
+
+    target = Memo(dp.models.table.TableModel(rows))
+    asked.clear()
+    for temperature in (0.5, 1.0, 2.0):
+        for seed in range(10):
+            sampling = dp.Sampling(temperature=temperature)
+            dp.generate(target, PROMPT, draft=None, sampling=sampling, max_new_tokens=3, seed=seed)
+    assert len(asked) > 5
+    assert set(asked.values()) == {1}
+
+
+def test_a_memo_gives_the_text_of_its_model_and_catches_up():
+    settings = {"draft": tiny.model("llama", 1), "max_new_tokens": 30}
+    plain = [dp.generate(tiny.model(), "hello", seed=seed, **settings).tokens for seed in (1, 1, 2, 3)]
+    target = Memo(tiny.model())
+    calls = []
+    for seed, tokens in zip((1, 1, 2, 3), plain, strict=True):
+        before = target.calls
+        assert dp.generate(target, "hello", seed=seed, **settings).tokens == tokens
+        calls.append(target.calls - before)
+    assert calls[1] == 0 < calls[0]
+
+
+def test_a_memos_memory_is_bounded():
+    target = Memo(tiny.model(), megabytes=0)
+    dp.generate(target, "hello", draft=None, max_new_tokens=10, seed=1)
+    assert len(target.known) == 1
