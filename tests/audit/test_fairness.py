@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from draftproof.audit import alternatives as faults
-from draftproof.audit.alternatives import Rows, alternatives, payoff
+from draftproof.audit.alternatives import Rows, alternatives, derived, payoffs
 from draftproof.audit.evidence import Evidence
 from draftproof.audit.rows import Read, rows
 from draftproof.audit.transcripts import Transcript
-from draftproof.law import sample
+from draftproof.law import residual, sample
 from draftproof.sampling import Sampling
 from tests.audit.faults import auditor, chain, feed, plain, rows_of, softmax, world
 
@@ -33,7 +33,7 @@ def laws(seed: int, count: int = 30) -> Rows:
     q[: 3 * V] = 0
     y = np.tile(np.arange(V), count)
     seen = chance.random((count, V)).repeat(V, axis=0) < 0.4
-    return Rows(p, y, -np.sort(-p, axis=1), seen, q, weights(), weights())
+    return derived(Rows(p, y, seen, q, weights(), weights()))
 
 
 @pytest.mark.parametrize("alternative", alternatives(draft=True), ids=lambda a: a.says)
@@ -42,7 +42,7 @@ def test_an_alternative_is_a_law_and_its_ratio_has_mean_one(alternative):
     a = alternative.law(made)
     assert np.abs(a.sum(axis=1) - 1).max() < 1e-12
     assert a.min() >= 0
-    ratio = payoff(alternative, made, 0.0).ratio
+    ratio = payoffs([alternative], made, 0.0)[0].ratio
     drawable = made.p[np.arange(len(made.y)), made.y] > 0
     here = made.p[np.arange(len(made.y)), made.y]
     mean = np.where(drawable, here * np.where(drawable, ratio, 0), 0).reshape(-1, V).sum(axis=1)
@@ -54,7 +54,7 @@ def test_an_alternative_is_a_law_and_its_ratio_has_mean_one(alternative):
 @pytest.mark.parametrize("alternative", alternatives(draft=True), ids=lambda a: a.says)
 def test_with_a_tolerance_the_mean_is_one_and_no_law_within_it_gains(alternative):
     made, tolerance = laws(2), 0.01
-    pay = payoff(alternative, made, tolerance)
+    (pay,) = payoffs([alternative], made, tolerance)
     ratio, spread = pay.ratio.reshape(-1, V), pay.spread.reshape(-1, V)[:, 0]
     p = made.p[::V]
     assert np.isfinite(ratio).all()
@@ -79,7 +79,7 @@ def test_ratios_of_fractions_have_mean_one_without_any_error():
     for _ in range(20):
         p, q = (np.array([[Fraction(int(w), 100) for w in chance.multinomial(100, [1 / V] * V)]]) for _ in range(2))
         ordered = np.array([sorted(p[0], reverse=True)])
-        made = Rows(p, np.array([0]), ordered, p > 1, q)
+        made = Rows(p, np.array([0]), p > 1, q, ordered=ordered, rejected=residual(p, q))
         for law in exact:
             a = law(made)[0]
             assert sum(a) == 1
@@ -147,7 +147,7 @@ def test_a_cut_that_noise_moves_is_no_evidence():
 @pytest.mark.parametrize(("sampling", "tolerance"), [(SETTINGS[0], 0.0), (SETTINGS[1], 1e-4)], ids=["plain", "top-p"])
 def test_false_alarms_are_rarer_than_alpha_however_often_one_looks(sampling, tolerance):
     """A thousand exact engines, two samples of one prompt each; the book is looked at after every single token."""
-    audits, length, here = 1000, 100, world(7, 5)
+    audits, length, here = 1000, 60, world(7, 5)
     book = auditor(here, tolerance=tolerance)
     prompts = [tuple((i // 5**k) % 5 for k in range(5)) for i in range(audits) for _ in range(2)]
     texts = [

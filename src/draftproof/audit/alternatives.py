@@ -8,7 +8,7 @@ game. Whether a is a good guess decides how much is won when the engine is not e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from array_api_compat import array_namespace
@@ -19,15 +19,27 @@ TINY = 1e-300
 
 
 class Rows(NamedTuple):
-    """Tokens under audit, each with what is known before it is drawn."""
+    """Tokens under audit, each with what is known before it is drawn. `derived` fills the last three."""
 
     p: Array  # [R, V] float64: the target's law under the stated settings; a zero row where nothing can be said
     y: Array  # [R] the token that came
-    ordered: Array  # [R, V] p, largest first
     seen: Array  # [R, V] whether a token stood in the text before
     q: Array = None  # [R, V] the draft's law; a zero row where it has no guess
     untruncated: Array = None  # [R, V] without top-k, top-p and the like, where the settings have them
     unpenalised: Array = None  # [R, V] without penalties, where the settings have them
+    ordered: Array = None  # [R, V] p, largest first
+    logs: Array = None  # [R, V] log p
+    rejected: Array = None  # [R, V] (p - q)+ as a law
+
+
+def derived(rows: Rows) -> Rows:
+    """The rows with what several alternatives need, computed once."""
+    xp = array_namespace(rows.p)
+    return rows._replace(
+        ordered=xp.sort(rows.p, axis=-1, descending=True),
+        logs=xp.log(xp.where(rows.p > 0, rows.p, TINY)),
+        rejected=None if rows.q is None else residual(rows.p, rows.q),
+    )
 
 
 class Alternative(NamedTuple):
@@ -48,27 +60,43 @@ class Payoff(NamedTuple):
     spread: Array  # [R] largest less smallest ratio: what a unit of total variation could add to the mean
 
 
-def payoff(alternative: Alternative, rows: Rows, tolerance: float) -> Payoff:
-    """The ratio at y. With a tolerance it is capped, and what the cap takes is given back evenly: the mean stays one.
+def payoffs(alternatives: Sequence[Alternative], rows: Rows, tolerance: float) -> list[Payoff]:
+    """Of every alternative. With a tolerance its ratio is capped, and what the cap takes is given back evenly: the mean
+    stays one.
 
     If the engine's law is within `tolerance` of p in total variation, the ratio's mean under it is at most
     1 + tolerance * spread, and the bet is charged with that.
     """
     xp = array_namespace(rows.p)
-    a, p = alternative.law(rows), rows.p
-    here, share = at(p, rows.y), at(a, rows.y)
+    here = at(rows.p, rows.y)
     if tolerance == 0:
-        endless = xp.where(share > 0, here * 0 + math.inf, here * 0 + 1)
-        return Payoff(xp.where(here > 0, divide(share, here), endless), here * 0)
-    cap = alternative.cap(tolerance)
-    drawable = p > 0
-    ratio = a / xp.where(drawable, p, p * 0 + TINY)  # where p = 0: beyond the cap, or zero if a is zero too
-    ratio = xp.where(ratio < cap, ratio, cap)
-    rest = 1 - xp.sum(p * ratio, axis=-1)  # [R]
-    low = xp.min(xp.where(drawable, ratio, cap), axis=-1)
-    low = xp.where(xp.any(drawable, axis=-1), low, low * 0)
-    neither = (here == 0) & (share == 0)  # no bet
-    return Payoff(xp.where(neither, here * 0 + 1, at(ratio, rows.y) + rest), xp.max(ratio, axis=-1) - low)
+        return [_unbounded(alternative.law(rows), rows.y, here) for alternative in alternatives]
+    divisor = xp.where(rows.p > 0, rows.p, TINY)  # where p = 0: beyond every cap, or zero if a is zero too
+    blocked = xp.where(rows.p > 0, rows.p * 0, 1 / TINY)
+    silent = ~xp.any(rows.p > 0, axis=-1)
+    made = []
+    for alternative in alternatives:
+        a = alternative.law(rows)
+        ratio = xp.clip(a / divisor, max=alternative.cap(tolerance))
+        rest = 1 - xp.sum(rows.p * ratio, axis=-1)  # [R]
+        low = xp.where(silent, 0.0, xp.min(ratio + blocked, axis=-1))
+        neither = (here == 0) & (at(a, rows.y) == 0)  # no bet
+        made.append(Payoff(xp.where(neither, 1.0, at(ratio, rows.y) + rest), xp.max(ratio, axis=-1) - low))
+    return made
+
+
+def _unbounded(a: Array, y: Array, here: Array) -> Payoff:
+    """The bare ratio a(y) / p(y)."""
+    xp = array_namespace(a)
+    share = at(a, y)
+    outside = xp.where(share > 0, share * 0 + math.inf, share * 0 + 1)
+    return Payoff(xp.where(here > 0, divide(share, here), outside), here * 0)
+
+
+def scaled(weights: Array) -> Array:
+    """`normalise` with fewer passes over the vocabulary."""
+    total = array_namespace(weights).sum(weights, axis=-1, keepdims=True)
+    return weights / (total + (total == 0))
 
 
 # Temperature, truncation, repetition
@@ -76,11 +104,11 @@ def payoff(alternative: Alternative, rows: Rows, tolerance: float) -> Payoff:
 
 def heated(factor: float) -> Callable[[Rows], Array]:
     """The law at `factor` times its temperature."""
-    return lambda rows: normalise(rows.p ** (1 / factor))
+    return lambda rows: scaled(array_namespace(rows.p).exp(rows.logs / factor))
 
 
 def _kept(rows: Rows, threshold: Array) -> Array:
-    return normalise(array_namespace(rows.p).where(rows.p >= threshold, rows.p, rows.p * 0))
+    return scaled(array_namespace(rows.p).where(rows.p >= threshold, rows.p, rows.p * 0))
 
 
 def top_k(k: int) -> Callable[[Rows], Array]:
@@ -105,7 +133,7 @@ def repeated(pressure: float) -> Callable[[Rows], Array]:
     """Tokens of the text so far, made exp(pressure) times as likely."""
 
     def law(rows: Rows) -> Array:
-        return normalise(array_namespace(rows.p).where(rows.seen, rows.p * math.exp(pressure), rows.p))
+        return scaled(array_namespace(rows.p).where(rows.seen, rows.p * math.exp(pressure), rows.p))
 
     return law
 
@@ -153,7 +181,7 @@ def _smaller(a: Array, b: Array) -> Array:
 
 def eager(factor: float) -> Callable[[Rows], Array]:
     """A guess is kept with factor * p / q instead of p / q."""
-    return lambda rows: _verified(_smaller(rows.q, factor * rows.p), residual(rows.p, rows.q))
+    return lambda rows: _verified(_smaller(rows.q, factor * rows.p), rows.rejected)
 
 
 def careless(rows: Rows) -> Array:
@@ -165,7 +193,7 @@ def mistaken(factor: float) -> Callable[[Rows], Array]:
     """Guesses from q are verified as if they came from q at another temperature."""
 
     def law(rows: Rows) -> Array:
-        believed = normalise(rows.q ** (1 / factor))
+        believed = scaled(rows.q ** (1 / factor))
         kept = rows.q * divide(_smaller(believed, rows.p), believed)
         return _verified(kept, residual(rows.p, believed))
 
@@ -175,7 +203,7 @@ def mistaken(factor: float) -> Callable[[Rows], Array]:
 def best_as_drawn(rows: Rows) -> Array:
     """The draft's best guess is verified as if it had been drawn from q."""
     best = one_hot(array_namespace(rows.p).argmax(rows.q, axis=-1), like=rows.p)
-    return _verified(best * divide(_smaller(rows.q, rows.p), rows.q), residual(rows.p, rows.q))
+    return _verified(best * divide(_smaller(rows.q, rows.p), rows.q), rows.rejected)
 
 
 def alternatives(draft: bool) -> tuple[Alternative, ...]:

@@ -32,26 +32,19 @@ def engine(
     rows: int = 64,
 ) -> Iterator[Transcript]:
     """Our own engine, up to `rows` texts in each target call, every text with a row and a draft of its own."""
-    from draftproof.engine import fused
-    from draftproof.engine.batch import Batch
-    from draftproof.engine.generate import choose_draw, choose_rule
+    from draftproof.engine.generate import choose_rule, open_batch
     from draftproof.engine.laws import Member
     from draftproof.engine.request import Request
     from draftproof.engine.trace import Trace
 
     sampling = ended(sampling, target)
     rule, tree = choose_rule(verify, None), tree or Tree.chain(0 if draft is None else 5)
-    drafts, way = [] if draft is None else [draft], choose_draw(rule, tree, None)
+    drafts = [] if draft is None else [draft]
     wanted = [prompt for prompt in prompts for _ in range(samples)]
     for start in range(0, len(wanted), rows):
         part = wanted[start : start + rows]
         capacity = max(map(len, part)) + max_new_tokens + tree.size
-        batch: Any
-        if fused.fits(target, drafts, rule.name, tree, (sampling, sampling)):  # as generate() chooses
-            pair: list[Any] = [target, draft]
-            batch = fused.FusedBatch(pair[0], pair[1], rule.name, tree.size - 1, len(part), capacity)
-        else:
-            batch = Batch(target, drafts, rule, tree, way, len(part), capacity)
+        batch = open_batch(target, drafts, rule, tree, (sampling, sampling), len(part), capacity)
         requests = [
             Request(target, prompt, sampling, sampling, max_new_tokens, (), Member(seed, start + i), Trace())
             for i, prompt in enumerate(part)

@@ -140,7 +140,8 @@ def says(bet: Bet, temperatures: set[float]) -> str:
     if bet.factor != 1 and len(temperatures) == 1 and 0 not in temperatures:
         (stated,) = temperatures
         return f"the temperature were {bet.factor * stated:.3g} instead of {stated:g}"
-    return bet.says if bet.share > 0.9 else f"{bet.says} on {bet.share:.1%} of the tokens"
+    whole = bet.share > 0.9 or bet.family == "impossible tokens"  # those are counted one by one
+    return bet.says if whole else f"{bet.says} on {bet.share:.1%} of the tokens"
 
 
 def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from draftproof.audit.alternatives import Rows
+from draftproof.audit.alternatives import Rows, derived
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
 from draftproof.law import Array, at, normalise
@@ -104,7 +104,6 @@ def rows(one: Read, part: range, tolerance: float) -> tuple[Rows, Array]:
     made = Rows(
         p,
         y,
-        xp.sort(p, axis=-1, descending=True),
         _seen(transcript, part, p),
         None if one.draft is None else _double(xp.asarray(one.draft[cut], device=logits.device)),
         None if opened is None else _double(law(logits, opened, contexts)),
@@ -116,7 +115,7 @@ def rows(one: Read, part: range, tolerance: float) -> tuple[Rows, Array]:
 def stacked(parts: Sequence[Rows]) -> Rows:
     """Rows of several transcripts under one another; a law that only some of them have is p for the others."""
     if len(parts) == 1:
-        return parts[0]
+        return derived(parts[0])
     xp = array_namespace(parts[0].p)
     fields = []
     for name in Rows._fields:
@@ -126,7 +125,7 @@ def stacked(parts: Sequence[Rows]) -> Rows:
             fields.append(xp.concat(found, axis=0))
         else:
             fields.append(None)
-    return Rows(*fields)
+    return derived(Rows(*fields))
 
 
 def _between(

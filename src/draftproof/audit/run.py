@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from draftproof.audit import cells
-from draftproof.audit.alternatives import Rows, alternatives, payoff
+from draftproof.audit.alternatives import Rows, alternatives, payoffs
 from draftproof.audit.cells import Cells, Entries
 from draftproof.audit.evidence import Evidence, Observed
 from draftproof.audit.notes import Notes
@@ -140,7 +140,7 @@ class Auditor:
         """Some rows, dense over the vocabulary, made the few numbers that the bets need."""
         parts = [rows(one, part, self.tolerance) for one, part in group]
         made, void = stacked([part for part, _ in parts]), np.concatenate([cells.numbers(v) for _, v in parts])
-        pays = [payoff(alternative, made, self.tolerance) for alternative in self.alternatives]
+        pays = payoffs(self.alternatives, made, self.tolerance)
         before: list[int] = []
         twin: list[int] = []
         for one, part in group:
