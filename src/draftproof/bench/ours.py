@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from draftproof.bench.turns import Ids, Run, Way, Workload, Write
 from draftproof.draft import Tree
-from draftproof.engine import fused
 from draftproof.engine.auto import Auto, trees_of
 from draftproof.engine.batch import Batch
-from draftproof.engine.generate import choose_draw, choose_rule
+from draftproof.engine.fused import FusedBatch
+from draftproof.engine.generate import choose_rule, open_batch
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling
 
-Open = Batch | fused.FusedBatch
+Open = Batch | FusedBatch
 
 
 class Setup(NamedTuple):
@@ -81,18 +81,14 @@ def _opener(setup: Setup, workload: Workload) -> Callable[[], Open]:
     rule, drafts = choose_rule(setup.verify, None), [] if setup.draft is None else [setup.draft]
     shape = Auto(trees_of(rule)) if setup.tree == "auto" else Tree.parse(setup.tree) if drafts else Tree.chain(0)
     capacity = workload.longest + workload.tokens + shape.size
-    if fused.fits(setup.target, drafts, rule.name, shape, (Sampling(), Sampling())):
-        pair: list[Any] = [setup.target, setup.draft]
-        sizes = (shape.size - 1, workload.batch, capacity)
-        kept = fused.FusedBatch(pair[0], pair[1], rule.name, *sizes, setup.compiled)
-        return lambda: kept
-    draw = choose_draw(rule, shape.trials[-1] if isinstance(shape, Auto) else shape, None)
 
-    def fresh() -> Batch:
+    def fresh() -> Open:
         now = Auto(trees_of(rule)) if isinstance(shape, Auto) else shape  # it learns from each text anew
-        return Batch(setup.target, drafts, rule, now, draw, workload.batch, capacity)
+        like = (Sampling(), Sampling())
+        return open_batch(setup.target, drafts, rule, now, like, workload.batch, capacity, compile=setup.compiled)
 
-    return fresh
+    kept = fresh()
+    return (lambda: kept) if isinstance(kept, FusedBatch) else fresh
 
 
 def _requests(target: Model, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[Request]:

@@ -128,27 +128,21 @@ def prepare(
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
     shape = Tree.chain(0) if not drafts else Auto(trees_of(rule)) if tree == "auto" else tree or Tree.chain(5)
-    way = choose_draw(rule, shape.trials[-1] if isinstance(shape, Auto) else shape, draw)
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + shape.size
-    batch: Batch | FusedBatch
-    if fused.fits(target, drafts, rule.name, shape, (sampling, draft_sampling or sampling)):
-        guesser: Any = drafts[0] if drafts else None
-        batch = FusedBatch(target, guesser, rule.name, shape.size - 1, n, capacity, compile)
-    else:
-        batch = Batch(target, drafts, rule, shape, way, n, capacity)
+    samplings = (sampling, draft_sampling or sampling)
+    batch = open_batch(target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile)
     guessers = " + ".join(one.name for one in drafts) or "none"
     notice = rule.notice if isinstance(rule, Lossy) else ""
     requests = [
         Request(
             target,
             ids,
-            sampling,
-            draft_sampling or sampling,
+            *samplings,
             max_new_tokens,
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
@@ -158,6 +152,25 @@ def prepare(
     ]
     batch.add(requests)
     return batch, requests
+
+
+def open_batch(
+    target: Model,
+    drafts: Sequence[Model],
+    rule: Rule,
+    shape: Tree | Auto,
+    samplings: tuple[Sampling, Sampling],
+    rows: int,
+    capacity: int,
+    *,
+    draw: str | None = None,
+    compile: bool = False,
+) -> Batch | FusedBatch:
+    """Rows for requests that are sampled like this (target, draft): fused where that is possible, else general."""
+    way = choose_draw(rule, shape.trials[-1] if isinstance(shape, Auto) else shape, draw)
+    if fused.fits(target, drafts, rule.name, shape, samplings):
+        return FusedBatch(target, drafts[0] if drafts else None, rule.name, shape.size - 1, rows, capacity, compile)
+    return Batch(target, drafts, rule, shape, way, rows, capacity)
 
 
 def choose_rule(verify: str, lossy: str | None) -> Rule:
