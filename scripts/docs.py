@@ -22,12 +22,13 @@ from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
 from draftproof.verify import VERIFIERS
-from scripts import figure, performance
+from scripts import figure, figure_limits, performance
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
 FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
-READING_ORDER = ("how-it-works.md", "exactness.md", "sampling.md", "architecture.md", "algorithms.md")
+FIGURES = (figure, figure_limits)
+READING_ORDER = ("how-it-works.md", "exactness.md", "sampling.md", "limits.md", "architecture.md", "algorithms.md")
 SHAPES = {
     "chain": "One path",
     "star": "Several guesses for one token",
@@ -55,9 +56,10 @@ def main() -> None:
 def stale(root: Path) -> list[Path]:
     """The files that are not what they would be if written now."""
     old = [path for path, text in pages(root) if not path.exists() or path.read_text(encoding="utf-8") != text]
-    picture = root / figure.PATH
-    if not picture.exists() or figure.numbers_in(picture.read_text(encoding="utf-8")) != figure.numbers():
-        old.append(picture)
+    for drawn in FIGURES:
+        picture = root / drawn.PATH
+        if not picture.exists() or figure.numbers_in(picture.read_text(encoding="utf-8")) != drawn.numbers():
+            old.append(picture)
     return old
 
 
@@ -65,8 +67,9 @@ def write(root: Path) -> None:
     """Bring every derived file up to date."""
     for path, text in pages(root):
         path.write_text(text, encoding="utf-8")
-    (root / figure.PATH).parent.mkdir(exist_ok=True)
-    (root / figure.PATH).write_text(figure.draw(), encoding="utf-8")
+    for drawn in FIGURES:
+        (root / drawn.PATH).parent.mkdir(exist_ok=True)
+        (root / drawn.PATH).write_text(drawn.draw(), encoding="utf-8")
 
 
 def pages(root: Path) -> Iterator[tuple[Path, str]]:

@@ -32,7 +32,7 @@ def numbers() -> dict[str, list[str]]:
     return {name: [str(mass) for mass in row] for name, row in masses.items()}
 
 
-def numbers_in(svg: str) -> dict[str, list[str]] | None:
+def numbers_in(svg: str) -> dict[str, Any] | None:
     """What a drawn figure says it shows."""
     found = re.search(r"<!-- numbers (.*?) -->", svg)
     return json.loads(found[1]) if found else None
@@ -43,17 +43,24 @@ def draw() -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    style = {"svg.hashsalt": "draftproof", "hatch.linewidth": 0.8, "font.size": 10, "hatch.color": REFUSED}
-    with rc_context(style):
+    with rc_context({"hatch.linewidth": 0.8, "font.size": 10, "hatch.color": REFUSED}):
         figure = Figure(figsize=(9.0, 2.9))
         axes = figure.subplots(1, 3, sharey=True)
         _panels(axes, {name: [Fraction(mass) for mass in row] for name, row in numbers().items()})
         figure.subplots_adjust(left=0.01, right=0.99, top=0.89, bottom=0.12, wspace=0.1)
-        out = io.StringIO()
+        return as_svg(figure, numbers())
+
+
+def as_svg(figure: Any, numbers: dict[str, Any]) -> str:
+    """SVG text without dates or random names, its numbers in a comment at the top."""
+    from matplotlib import rc_context
+
+    out = io.StringIO()
+    with rc_context({"svg.hashsalt": "draftproof"}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     start = next(i for i, line in enumerate(lines) if line.startswith("<svg"))
-    return "\n".join([*lines[:start], f"<!-- numbers {json.dumps(numbers())} -->", *lines[start:]]) + "\n"
+    return "\n".join([*lines[:start], f"<!-- numbers {json.dumps(numbers)} -->", *lines[start:]]) + "\n"
 
 
 def _panels(axes: Any, mass: dict[str, list[Fraction]]) -> None:
