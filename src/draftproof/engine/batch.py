@@ -12,6 +12,7 @@ from draftproof.engine.laws import Row
 from draftproof.engine.request import Request
 from draftproof.engine.step import Rule, step
 from draftproof.engine.text import Piece
+from draftproof.errors import DraftproofError
 from draftproof.models.session import Model
 
 
@@ -34,19 +35,37 @@ class Batch:
     ) -> None:
         self.rule, self.tree, self.draw = rule, tree, draw
         self.vocabulary = target.vocabulary
+        self.size = size
         self.target = target.session(size, capacity)
         self.drafters = [draft.session(size, capacity) for draft in drafts]
         self.rows: list[list[Request]] = []
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Requests with one prompt and one sampling, which start together."""
+        """Requests with one prompt and one sampling, which start together; others may join between any two steps."""
+        if len(requests) > self.room:
+            raise DraftproofError(f"the batch has room for {self.room} more texts, not {len(requests)}: step first")
         for session in (self.target, *self.drafters):
             session.join(len(self.rows), requests[0].prompt)
         self.rows.append(list(requests))
 
     @property
+    def room(self) -> int:
+        """How many more texts fit: in the end each may need a row of its own."""
+        return self.size - sum(map(len, self.rows))
+
+    @property
     def is_finished(self) -> bool:
         return not self.rows
+
+    def cancel(self, request: Request) -> None:
+        """Give a text up; what it has said so far stays in it."""
+        request.finish = "cancelled"
+        for row, requests in enumerate(self.rows):
+            if request in requests:
+                requests.remove(request)
+                if not requests:
+                    self._retire(row)
+                return
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """One target call: what each request said in it."""

@@ -87,6 +87,8 @@ class FusedBatch:
 
     def add(self, requests: Sequence[Request]) -> None:
         """Requests with one prompt: it is read once and copied."""
+        if len(requests) > self.room:
+            raise DraftproofError(f"the batch has room for {self.room} more texts, not {len(requests)}: step first")
         rows = [row for row, request in enumerate(self.requests) if request is None][: len(requests)]
         prompt = requests[0].prompt
         for session in (self.target, self.drafter):
@@ -105,6 +107,16 @@ class FusedBatch:
             self.seed[row], self.request[row] = request.member
             self.samplings[row] = request.sampling
         self._set_controls()
+
+    @property
+    def room(self) -> int:
+        """How many more texts fit."""
+        return sum(request is None for request in self.requests)
+
+    def cancel(self, request: Request) -> None:
+        """Give a text up; what it has said so far stays in it."""
+        request.finish = "cancelled"
+        self._free(self.requests.index(request))
 
     @property
     def is_finished(self) -> bool:
@@ -229,9 +241,12 @@ class FusedBatch:
             made = Step(emitted, self.length, self.length, accepted[row], reached=(), cost=(), seconds=seconds)
             said.append((request, request.absorb(made)))
             if request.finish and self.requests[row] is request:
-                self.requests[row] = None
-                self.state.active[row] = 0
+                self._free(row)
         return said
+
+    def _free(self, row: int) -> None:
+        self.requests[row] = None
+        self.state.active[row] = 0
 
 
 class _Reading(NamedTuple):

@@ -17,7 +17,9 @@ class Output(NamedTuple):
 
     text: str
     tokens: list[int]
-    finish: str  # "end" (the model ended it), "length", "stop" (a stop string), "context" (the window is full)
+    finish: (
+        str  # "end" (the model ended it), "length", "stop" (a stop string), "context" (the window is full), "cancelled"
+    )
     seed: int
     trace: Trace
 
