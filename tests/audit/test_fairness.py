@@ -42,6 +42,8 @@ def test_an_alternative_is_a_law_and_its_ratio_has_mean_one(alternative):
     a = alternative.law(made)
     assert np.abs(a.sum(axis=1) - 1).max() < 1e-12
     assert a.min() >= 0
+    if alternative.family in ("temperature", "truncation added", "repetition", "rejection"):
+        assert (a[made.p == 0] == 0).all()  # else a mere tilt would be charged for the payoff of impossible tokens
     ratio = payoffs([alternative], made, 0.0)[0].ratio
     drawable = made.p[np.arange(len(made.y)), made.y] > 0
     here = made.p[np.arange(len(made.y)), made.y]

@@ -35,9 +35,10 @@ class Rows(NamedTuple):
 def derived(rows: Rows) -> Rows:
     """The rows with what several alternatives need, computed once."""
     xp = array_namespace(rows.p)
+    drawable = rows.p > 0
     return rows._replace(
         ordered=xp.sort(rows.p, axis=-1, descending=True),
-        logs=xp.log(xp.where(rows.p > 0, rows.p, TINY)),
+        logs=xp.where(drawable, xp.log(xp.where(drawable, rows.p, 1.0)), -math.inf),
         rejected=None if rows.q is None else residual(rows.p, rows.q),
     )
 

@@ -120,7 +120,7 @@ def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None
         notes.transcripts,
         evidence.peak,
         evidence.evidence,
-        says(lead, notes.temperatures),
+        says(lead, notes.temperatures, endless=math.isinf(rate)),
         rate,
         (mean - 1.96 * spread, rate + 1.96 * spread),
         powers(evidence, alpha),
@@ -135,12 +135,13 @@ def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None
     )
 
 
-def says(bet: Bet, temperatures: set[float]) -> str:
+def says(bet: Bet, temperatures: set[float], endless: bool) -> str:
     """The alternative in words, with the temperature itself where all transcripts state the same."""
     if bet.factor != 1 and len(temperatures) == 1 and 0 not in temperatures:
         (stated,) = temperatures
         return f"the temperature were {bet.factor * stated:.3g} instead of {stated:g}"
-    whole = bet.share > 0.9 or bet.family == "impossible tokens"  # those are counted one by one
+    # impossible tokens are counted one by one, and once they decide, every share has won without bound
+    whole = bet.share > 0.9 or bet.family == "impossible tokens" or endless
     return bet.says if whole else f"{bet.says} on {bet.share:.1%} of the tokens"
 
 

@@ -24,7 +24,7 @@ from draftproof.models import check_vocabularies
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling, law
 
-ROOM = {"cpu": (2**25, 2**18), "cuda": (2**30, 2**27)}  # entries of logits in a batch, of each array of laws
+ROOM = {"cpu": (2**25, 2**18), "cuda": (2**28, 2**25)}  # entries of logits in a batch, of each array of laws
 PROMPTS = 10_000  # for which the last sample is kept, to compare the next one with
 
 
