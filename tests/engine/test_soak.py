@@ -21,7 +21,8 @@ REQUESTS = 10_000
 ROWS = 128
 
 
-def order(target, number: int, chance: random.Random) -> Request:
+def order(target, number: int) -> Request:
+    chance = random.Random(number)
     prompt = tuple(chance.randrange(5) for _ in range(chance.randrange(1, 6)))
     stop = (" ".join(str(chance.randrange(5)) for _ in range(2)),) if chance.random() < 0.3 else ()
     length = chance.randrange(1, 12)
@@ -33,7 +34,7 @@ def test_nothing_is_lost_repeated_or_left_behind():
     target, draft = table(1, floor=0.02), table(2, floor=0.02)
     verifier, tree = verify.get("block"), dp.Tree.chain(3)
     batch = Batch(target, [draft], verifier, tree, choose_draw(verifier, tree, None), ROWS, capacity=0)
-    waiting = [order(target, number, chance) for number in range(REQUESTS)]
+    waiting = [order(target, number) for number in range(REQUESTS)]
     done, said, running = list(waiting), {}, []
     while waiting or not batch.is_finished:
         while waiting and batch.room:
@@ -60,8 +61,7 @@ def test_nothing_is_lost_repeated_or_left_behind():
     for number in chance.sample(range(REQUESTS), 40):
         if done[number].finish == "cancelled":
             continue
-        fresh = random.Random(1)
-        again = [order(target, n, fresh) for n in range(number + 1)][-1]
+        again = order(target, number)
         alone = Batch(target, [draft], verifier, tree, choose_draw(verifier, tree, None), 1, capacity=0)
         alone.add([again])
         while not alone.is_finished:
@@ -81,7 +81,7 @@ def test_a_full_batch_says_so_and_a_cancelled_row_is_free(kind):
     ]
     batch.add(texts[:1])
     batch.add(texts[1:2])
-    with pytest.raises(dp.DraftproofError, match="room for 0 more texts, not 1"):
+    with pytest.raises(dp.DraftproofError, match="room for 0 more texts, not 1: step first"):
         batch.add(texts[2:])
     batch.step()
     batch.cancel(texts[0])

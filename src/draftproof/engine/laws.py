@@ -42,11 +42,15 @@ def laws(
 ) -> Array:
     """[B, len(nodes), V]: each node's logits made a law with the node's own path as history."""
     xp = array_namespace(logits)
-    alike: dict[int, list[int]] = {}  # rows that are sampled the same way go through in one call
+    alike: list[list[int]] = []  # rows that are sampled the same way go through in one call
     for b, sampling in enumerate(samplings):
-        alike.setdefault(id(sampling), []).append(b)
+        group = next((group for group in alike if samplings[group[0]] == sampling), None)
+        if group is None:
+            alike.append([b])
+        else:
+            group.append(b)
     made = []
-    for group in alike.values():
+    for group in alike:
         sampling = samplings[group[0]]
         contexts = None
         if sampling.reads_history:
@@ -56,7 +60,7 @@ def laws(
         made.append(xp.reshape(law(flat, sampling, contexts), scores.shape))
     if len(made) == 1:
         return made[0]
-    place = np.argsort([b for group in alike.values() for b in group])
+    place = np.argsort([b for group in alike for b in group])
     return xp.concat(made, axis=0)[place.tolist()]
 
 
