@@ -17,9 +17,7 @@ class Output(NamedTuple):
 
     text: str
     tokens: list[int]
-    finish: (
-        str  # "end" (the model ended it), "length", "stop" (a stop string), "context" (the window is full), "cancelled"
-    )
+    finish: str  # "end" (by the model), "length", "stop" (a stop string), "context" (the window is full), "cancelled"
     seed: int
     trace: Trace
 
