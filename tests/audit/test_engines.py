@@ -201,7 +201,11 @@ def test_vllm_where_it_is_installed_and_where_not(monkeypatch):
             return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1, 2, 256])]) for _ in prompts]
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=lambda **s: s))
-    texts = list(collect.vllm("m", tiny.model(), PROMPTS, COOL, seed=5, speculative_config={"method": "ngram"}))
+    texts = list(
+        collect.vllm(
+            "m", tiny.model(), PROMPTS, COOL, seed=5, engine_settings={"speculative_config": {"method": "ngram"}}
+        )
+    )
     assert [text.output for text in texts] == [(1, 2, 256)] * 2
     assert made["speculative_config"] == {"method": "ngram"}
     assert made["params"] == {"n": 1, "max_tokens": 128, "temperature": 0.7, "top_p": 0.9}

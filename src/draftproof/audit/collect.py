@@ -6,7 +6,7 @@ import dataclasses
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from draftproof.audit.transcripts import Transcript
@@ -143,7 +143,7 @@ def vllm(
     samples: int = 1,
     max_new_tokens: int = 128,
     seed: int = 0,
-    **engine_settings: Any,
+    engine_settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Transcript]:
     """vLLM in this process; `engine_settings` such as speculative_config go to its LLM unchanged."""
     try:
@@ -153,7 +153,9 @@ def vllm(
     stated = ended(sampling, target)
     params = SamplingParams(n=samples, max_tokens=max_new_tokens, **_for_openai(sampling))
     asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-    for prompt, answer in zip(prompts, LLM(model, seed=seed, **engine_settings).generate(asked, params), strict=True):
+    for prompt, answer in zip(
+        prompts, LLM(model, seed=seed, **(engine_settings or {})).generate(asked, params), strict=True
+    ):
         for choice in answer.outputs:
             yield Transcript(prompt, tuple(choice.token_ids), stated)
 

@@ -27,6 +27,7 @@ class Read(NamedTuple):
     transcript: Transcript
     logits: Array  # [n, V] of the target
     draft: Array | None  # [n, V] law of the draft
+    other: tuple[int, ...] = ()  # what the sample before it said to the same prompt
 
 
 def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> Iterator[list[Transcript]]:

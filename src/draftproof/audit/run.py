@@ -55,7 +55,7 @@ def audit(
 
     >>> from draftproof.models.table import TableModel
     >>> coin = TableModel(lambda context: [0.5, 0.5])
-    >>> biased = [Transcript((0,), (1,) * 40, Sampling())]
+    >>> biased = [Transcript((0,), (1,) * 400, Sampling())]
     >>> audit(biased, coin, tolerance=0.0).exact
     False
     """
@@ -102,13 +102,13 @@ class Auditor:
 
     def observe(self, reads: Sequence[Read]) -> tuple[Observed, Look]:
         """What the bets see of these transcripts; nothing is bet yet."""
+        reads = self._beside_others(reads)
         pieces = [
             (one, range(start, min(start + self._rows, len(one.logits))))
             for one in reads
             for start in range(0, len(one.logits), self._rows)
         ]
-        others = self._others(reads)
-        looks = [self._look(group, others) for group in _grouped(pieces, self._rows)]
+        looks = [self._look(group) for group in _grouped(pieces, self._rows)]
         look = Look(*(_join(parts) for parts in zip(*looks, strict=True)))
         keys, start = [], 0
         for one in reads:
@@ -120,14 +120,15 @@ class Auditor:
         entries = [Entries(np.concatenate([k[t.key] for k in keys]), *look.cells[t.cells]) for t in self.tables]
         return Observed(look.ratio, look.spread, entries, look.void), look
 
-    def _others(self, reads: Sequence[Read]) -> dict[int, Output]:
-        """For each transcript (by its id) what the sample before it said to the same prompt."""
+    def _beside_others(self, reads: Sequence[Read]) -> list[Read]:
+        """Each transcript with the output of the sample before it that had the same prompt."""
         last: dict[Output, Output] = {}
-        found = {}
-        for transcript in (one.transcript for one in reads):
-            twin = self._twins.get(transcript.prompt)
-            found[id(transcript)] = last.get(transcript.prompt, twin.output if twin is not None else ())
-            last[transcript.prompt] = transcript.output
+        found = []
+        for one in reads:
+            prompt = one.transcript.prompt
+            twin = self._twins.get(prompt)
+            found.append(one._replace(other=last.get(prompt, twin.output if twin is not None else ())))
+            last[prompt] = one.transcript.output
         return found
 
     def _remember(self, transcript: Transcript, quarter: np.ndarray) -> None:
@@ -136,7 +137,7 @@ class Auditor:
         if len(self._twins) > PROMPTS:
             self._twins.popitem(last=False)
 
-    def _look(self, group: Sequence[tuple[Read, range]], others: dict[int, Output]) -> Look:
+    def _look(self, group: Sequence[tuple[Read, range]]) -> Look:
         """Some rows, dense over the vocabulary, made the few numbers that the bets need."""
         parts = [rows(one, part, self.tolerance) for one, part in group]
         made, void = stacked([part for part, _ in parts]), np.concatenate([cells.numbers(v) for _, v in parts])
@@ -144,9 +145,8 @@ class Auditor:
         before: list[int] = []
         twin: list[int] = []
         for one, part in group:
-            other = others[id(one.transcript)]
             before += (one.transcript.prompt[-1], *one.transcript.output)[part.start : part.stop]
-            twin += [other[t] if t < len(other) else -1 for t in part]
+            twin += [one.other[t] if t < len(one.other) else -1 for t in part]
         found = {
             "rank": cells.by_rank(made),
             "quarter": cells.by_quarter(made),
