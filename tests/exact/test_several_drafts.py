@@ -24,9 +24,12 @@ SEVERAL = ["recursive", "importance"]
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-@pytest.mark.parametrize(("tree", "size"), [(Tree.star(2), 3), (Tree.star(3), 2), (Tree((-1, 0, 0, 1, 1)), 2)])
+@pytest.mark.parametrize(
+    ("tree", "size"), [(Tree.star(2), 3), (Tree.star(3), 2), (Tree((-1, 0, 0, 1, 1)), 2), (Tree.of(2, 2), 2)]
+)
 def test_drafters_side_by_side(name: str, tree: Tree, size: int) -> None:
-    """Sibling k comes from drafter k; one of them abstains at times. Still the target's law, tolerance zero."""
+    """Sibling k comes from drafter k; one of them abstains at times. Equal guesses share what each of their drafters
+    guessed below. Still the target's law, tolerance zero."""
     for seed in range(3):
         drafters = [table(50 + 3 * seed + k, size, abstain=0.2 * (k == 1)) for k in range(len(tree.children(0)))]
         target = table(seed, size)

@@ -14,6 +14,7 @@ from array_api_compat import array_namespace
 from draftproof.draft import Draft
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, at, capped_ratio, normalise, one_hot, positive, residual, row
+from draftproof.verify._merge import Contexts, Guesses, contexts, guesses
 
 # (p [B, V], the law [B, V] of each of K siblings, their tokens [B, K]) -> (accept [B, K], left [B, V]): the law of the
 # accepted sibling, and that of the token if none is. A token -1 was not drawn; if a row drew none, left is p.
@@ -27,42 +28,50 @@ class TopDown(NamedTuple):
     next: Callable[[Draft, Array], Array]
 
 
-def top_down(rule: Rule, several_laws: bool = False) -> TopDown:
-    """The rule at every node of a tree, from the root down.
+def top_down(rule: Rule, several_laws: bool = False, merge: Callable[[Draft], Contexts] = contexts) -> TopDown:
+    """The rule at every context of a tree, from the root down.
 
-    `several_laws` says that the rule allows siblings from different laws; without it such a draft is refused.
+    `several_laws` says that the rule allows siblings from different laws; without it such a draft is refused. `merge`
+    says which nodes are one context: those with equal paths, whose children are then siblings, unless the rule needs to
+    know which of them were drawn together.
     """
 
+    def judged(draft: Draft, met: Guesses) -> tuple[Array, Array]:
+        laws = [row(draft.q, met.rows)] * met.tokens.shape[1]
+        if draft.own is not None:
+            laws = [row(draft.own, met.nodes[:, k]) for k in range(met.tokens.shape[1])]
+        return rule(row(draft.p, met.rows), laws, met.tokens)
+
     def stop(draft: Draft) -> Array:
-        """[B, N]: a child is reached when its parent is and the rule accepts it; what no child takes stops there."""
+        """[B, N]: a guess is reached when its context is and the rule accepts it; what no guess takes stops there."""
         _check(draft, several_laws)
         xp = array_namespace(draft.tokens)
-        law = [draft.p[:, 0, 0] * 0 + 1] * draft.tree.size
+        found = merge(draft)
+        law = one_hot(found.first[:, 0], like=draft.p[:, :, 0])
         for node in range(draft.tree.size):
-            children = draft.tree.children(node)
-            if not children:
+            here = draft.tokens[:, 0] * 0 + node
+            met = guesses(draft, found, here)
+            if not met.tokens.shape[1]:
                 continue
-            tokens = xp.stack([draft.tokens[:, child] for child in children], axis=1)
-            laws = [draft.q[:, node] if draft.own is None else draft.own[:, child] for child in children]
-            accept = with_hits(tokens, *rule(draft.p[:, node], laws, tokens))
-            for k, child in enumerate(children):
-                law[child] = law[node] * accept[:, k]
-            law[node] = law[node] * positive(1 - xp.sum(accept, axis=1))
-        return xp.stack(law, axis=1)
+            accept = with_hits(met.tokens, *judged(draft, met))
+            share = one_hot(here, like=law) * positive(1 - xp.sum(accept, axis=1))[:, None]
+            for k in range(accept.shape[1]):
+                share = share + one_hot(row(found.first, met.nodes[:, k]), like=law) * accept[:, k : k + 1]
+            law = law * (1 - one_hot(here, like=law)) + law[:, node : node + 1] * share
+        return law
 
     def next(draft: Draft, node: Array) -> Array:
         """[B, V]: the rule's law for the case that no guess is emitted; p after a node without guesses."""
         _check(draft, several_laws)
         xp = array_namespace(draft.tokens)
-        p, q = row(draft.p, node), row(draft.q, node)
-        children = [xp.where(child < 0, child * 0, child) for child in draft.children(node)]
-        if not children:
+        found = merge(draft)
+        met = guesses(draft, found, row(found.first, node))
+        p = row(draft.p, met.rows)
+        if not met.tokens.shape[1]:
             return p
-        tokens = xp.stack(draft.guesses(node), axis=1)
-        laws = [q if draft.own is None else row(draft.own, child) for child in children]
-        _, left = rule(p, laws, tokens)
-        for k in range(tokens.shape[1]):
-            left = left * (1 - one_hot(tokens[:, k], like=left))
+        _, left = judged(draft, met)
+        for k in range(met.tokens.shape[1]):
+            left = left * (1 - one_hot(met.tokens[:, k], like=left))
         return normalise(xp.where(xp.sum(left, axis=-1, keepdims=True) > 0, left, p))
 
     return TopDown(stop, next)

@@ -21,7 +21,7 @@ def rho(p: Array, q: Array, count: Array) -> Array:
     xp = array_namespace(p, q)
     low = p[:, 0] * 0 + 1
     high = low * xp.where(count > 1, count, count * 0 + 1)
-    for _ in range(HALVINGS):
+    for _ in range(HALVINGS if xp.any(count > 1) else 0):  # one guess is fair as it is
         middle = (low + high) / 2
         beta = _beta(p, q, middle)
         fair = 1 - (1 - beta) ** count <= middle * beta

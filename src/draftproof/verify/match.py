@@ -8,39 +8,17 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from draftproof.draft import Draft
-from draftproof.law import Array, at, normalise, one_hot, positive, row
+from draftproof.law import Array
 from draftproof.verify import register
+from draftproof.verify._topdown import top_down
 
 
-def stop(draft: Draft) -> Array:
-    """[B, N]: reach of a node times the mass its children leave; of equal siblings the first takes it all."""
-    xp = array_namespace(draft.tokens)
-    tree, tokens = draft.tree, draft.tokens
-    one = draft.p[:, 0, 0] * 0 + 1
-    reach, left = [one], [one] * tree.size
-    for node in range(1, tree.size):
-        parent = tree.parent[node]
-        fresh = tokens[:, node] >= 0
-        for sibling in tree.children(parent):
-            if sibling < node:
-                fresh = fresh & (tokens[:, sibling] != tokens[:, node])
-        mass = at(draft.p[:, parent], tokens[:, node])
-        mass = xp.where(fresh, mass, mass * 0)
-        reach.append(reach[parent] * mass)
-        left[parent] = left[parent] - mass
-    return xp.stack([r * positive(rest) for r, rest in zip(reach, left, strict=True)], axis=1)
+def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
+    """Accept no guess for its own sake: a token of p that happens to be one goes on from there."""
+    return array_namespace(p).stack([p[:, 0] * 0] * tokens.shape[1], axis=1), p
 
 
-def next(draft: Draft, node: Array) -> Array:
-    """[B, V]: p without the guessed tokens. If they hold all of p, stopping here has probability zero: p stands in."""
-    xp = array_namespace(draft.tokens)
-    p = row(draft.p, node)
-    rest = p
-    for token in draft.guesses(node):
-        rest = rest * (1 - one_hot(token, like=rest))
-    return normalise(xp.where(xp.sum(rest, axis=-1, keepdims=True) > 0, rest, p))
-
+stop, next = top_down(rule, several_laws=True)
 
 register(
     "match",

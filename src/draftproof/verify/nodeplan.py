@@ -12,6 +12,7 @@ from array_api_compat import array_namespace
 from draftproof.draws import rest, tops
 from draftproof.law import Array
 from draftproof.verify import register
+from draftproof.verify._merge import apart
 from draftproof.verify._topdown import judge, siblings, top_down
 from draftproof.verify.optimal import choose
 
@@ -29,7 +30,8 @@ def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
     return judge(p, a, chosen, tokens)
 
 
-stop, next = top_down(rule)
+# Of two equal guesses each has its own fixed ones below it, so they stay apart.
+stop, next = top_down(rule, merge=apart)
 
 register(
     "nodeplan",

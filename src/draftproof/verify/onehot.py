@@ -8,38 +8,25 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from draftproof.draft import Draft
-from draftproof.law import Array, at, one_hot, residual, row
+from draftproof.law import Array, at, one_hot, residual
 from draftproof.verify import register
+from draftproof.verify._topdown import top_down
 
 
-def _refuse(law: Array, token: Array) -> tuple[Array, Array]:
-    """A guess's acceptance under `law`, and the law that is left when it is refused. No guess (-1) changes nothing."""
-    point = one_hot(token, like=law)
-    return at(law, token) * at(point, token), residual(law, point)
+def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
+    """Try the guesses in order; each is kept with what p has left for it, or is taken out of p."""
+    xp = array_namespace(tokens)
+    accept, refused = [], p[:, 0] * 0 + 1
+    for k in range(tokens.shape[1]):
+        point = one_hot(tokens[:, k], like=p)  # zero where there is no guess, which then changes nothing
+        kept = at(p, tokens[:, k]) * at(point, tokens[:, k])
+        accept.append(refused * kept)
+        refused = refused * (1 - kept)
+        p = residual(p, point)
+    return xp.stack(accept, axis=1), p
 
 
-def stop(draft: Draft) -> Array:
-    """[B, N]: top-down; a node's children are tried in order, each against what its elder siblings left."""
-    tree = draft.tree
-    left = [draft.p[:, 0, 0] * 0 + 1]  # probability to be at a node with all children tried so far refused
-    law = {0: draft.p[:, 0]}
-    for node in range(1, tree.size):
-        parent = tree.parent[node]
-        kept, law[parent] = _refuse(law[parent], draft.tokens[:, node])
-        left.append(left[parent] * kept)
-        left[parent] = left[parent] * (1 - kept)
-        law[node] = draft.p[:, node]
-    return array_namespace(draft.tokens).stack(left, axis=1)
-
-
-def next(draft: Draft, node: Array) -> Array:
-    """[B, V]: what is left of p after every guess was refused."""
-    law = row(draft.p, node)
-    for token in draft.guesses(node):
-        _, law = _refuse(law, token)
-    return law
-
+stop, next = top_down(rule, several_laws=True)
 
 register(
     "onehot",

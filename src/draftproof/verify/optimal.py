@@ -28,7 +28,9 @@ def choose(p: Array, q: Array, tokens: Array) -> tuple[Array, Array]:
     for p_row, q_row, guesses in zip(p, q, tokens.tolist(), strict=True):
         drawn = [k for k, token in enumerate(guesses) if token >= 0]
         chance, a = np.zeros(len(guesses), dtype=object), q_row * 0
-        if drawn:
+        if len(drawn) == 1:
+            chance[drawn], a = 1, q_row
+        elif drawn:
             best = pick(p_row, q_row, len(drawn), most=q_row.shape[0])
             chance[drawn] = winner(best, [guesses[k] for k in drawn])
             a = beside(best.law, like=q_row)
