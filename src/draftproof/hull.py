@@ -90,6 +90,24 @@ def segment(plan: Plan, place: int, u: Any) -> tuple[int, int]:
     return _chord(plan, place, place, u, *_edge(plan, place))
 
 
+def exchanged(p: Row, a: Row, fixed: list[int]) -> tuple[Any, Row]:
+    """(scale, law [V]) of a pick with law `a`, kept with min(1, scale p / a), else exchanged for a fixed token by p.
+
+    The fixed tokens T are guesses for certain, and a is zero on them. The scale makes the exchanged mass scale p(T), so
+    the law is min(a, scale p) outside T and scale p on it: the scale is the largest a(S) / (p(T) + p(S)) over sets S of
+    tokens, and the best S is a prefix in ascending order of p/a. If p(T) is 0 nothing is gained by an exchange.
+    """
+    sure = p[fixed].sum()
+    if not sure > 0:
+        return sure * 0 + 1, a
+    order = np.nonzero(a > 0)[0]
+    order = order[np.argsort(p[order] / a[order], kind="stable")]
+    scale = (np.cumsum(a[order]) / (sure + np.cumsum(p[order]))).max()
+    law = np.where(scale * p < a, scale * p, a)
+    law[fixed] = (a - law).sum() * p[fixed] / sure  # what was exchanged indeed: a rounded scale leaves the law true
+    return scale, law
+
+
 def _edge(plan: Plan, place: int) -> tuple[int, int]:
     """The first hull's edge (i, j) with i < place <= j."""
     n = int(np.searchsorted(plan.vertices, place))

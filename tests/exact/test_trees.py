@@ -11,11 +11,26 @@ import torch
 from tables import table
 
 from draftproof.draft import Draft, Tree, Verifier
-from draftproof.draws import DRAWS
+from draftproof.draws import DRAWS, rest, tops
 from draftproof.law import divide, normalise, positive
 from draftproof.theory.enumerate import drafts, expected_accepted, output_law, step_law, target_law
-from draftproof.verify import VERIFIERS, _paths, block, gbv, sbv, traversal
-from draftproof.verify._merge import contexts
+from draftproof.verify import (
+    VERIFIERS,
+    _paths,
+    _select,
+    block,
+    gbv,
+    kseq,
+    naive,
+    nodeplan,
+    optimal,
+    recursive,
+    sbv,
+    sbv_plan,
+    traversal,
+)
+from draftproof.verify._merge import apart, contexts, guesses
+from draftproof.verify._topdown import top_down
 
 BLOCK, IID, DISTINCT = VERIFIERS["block"], DRAWS["iid"], DRAWS["distinct"]
 SEEDS = range(6)
@@ -32,24 +47,30 @@ LARGER = {
     "younger twin": (Tree((-1, 0, 0, 2)), 2),  # of two equal siblings only the second has a child
     "three paths": (Tree.paths(3, 2), 2),
     "three tokens": (Tree.paths(2, 2), 3),
+    "long paths": (Tree.paths(2, 3), 2),
 }
+
+
+EVERYWHERE = ("traversal", "traversal_iid", "sbv", "sbv_plan", "recursive", "optimal")
+ON_PATHS = ("gbv", "naive", "kseq", "optimal_binned", "importance", "match", "onehot", "nodeplan")
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [(name, shape) for name in ("traversal", "traversal_iid", "sbv") for shape in LARGER]
-    + [("gbv", "three paths"), ("gbv", "three tokens")],
+    [(name, shape) for name in EVERYWHERE for shape in LARGER]
+    + [(name, "three paths") for name in ON_PATHS]
+    + [("gbv", "three tokens")],
 )
 def test_larger_trees_are_exact(name: str, shape: str) -> None:
-    """Rationals, no tolerance; two steps at least."""
+    """Rationals, no tolerance; two steps at least. Drawn independently where the rule allows it: paths may be equal."""
     (tree, size), verifier = LARGER[shape], VERIFIERS[name]
-    (draw,) = verifier.draws
+    draw = "iid" if "iid" in verifier.draws else min(verifier.draws)
     for seed in (1,) if size == 3 else (1, 4):
         target, drafter = table(2 * seed, size), table(2 * seed + 1, size, abstain=0.1)
         assert output_law(verifier, target, drafter, tree, DRAWS[draw], 3) == target_law(target, 3)
 
 
-@pytest.mark.parametrize("name", ["traversal", "traversal_iid", "sbv", "gbv"])
+@pytest.mark.parametrize("name", ["traversal", "traversal_iid", "sbv", "sbv_plan", "gbv"])
 def test_on_a_chain_it_is_block_verification(name: str) -> None:
     """Not only in the mean: the same law for every draft."""
     for seed in SEEDS:
@@ -84,6 +105,21 @@ def test_contexts_are_merged() -> None:
     assert row.tolist() == [[0, 3, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6], [0, 3, 2, 3, 4, 5, 6]]
 
 
+def test_guesses_after_a_context() -> None:
+    """Children of twins in draw order, undrawn ones left out; none after a node that repeats an earlier path."""
+    tokens = np.array([[9, 4, 4, 4, 7, 8, 7], [9, 1, 2, 3, 7, 7, 7], [9, 5, -1, 5, 6, -1, 6]])
+    rows = np.zeros((3, 7, 10))
+    draft = Draft(Tree.paths(3, 2), tokens, rows, rows)
+    first = guesses(draft, contexts(draft), np.array([1, 1, 1]))
+    assert first.nodes.tolist() == [[4, 5, 6], [4, 0, 0], [4, 6, 0]]
+    assert first.tokens.tolist() == [[7, 8, 7], [7, -1, -1], [6, 6, -1]]
+    assert first.rows.tolist() == [3, 1, 3]
+    third = guesses(draft, contexts(draft), np.array([3, 3, 3]))
+    assert third.tokens.tolist() == [[-1], [7], [-1]]
+    alone = guesses(draft, apart(draft), np.array([3, 3, 3]))
+    assert alone.tokens.tolist() == [[7], [7], [6]]
+
+
 def test_merging_accepts_more() -> None:
     """Guesses below equal paths serve one another: on paths, traversal beats the same rule without merging."""
     tree, gain = Tree.paths(2, 2), []
@@ -93,6 +129,36 @@ def test_merging_accepts_more() -> None:
         gain.append(merged - expected_accepted(by_the_book(good_update, replace=True), target, drafter, tree, IID))
     assert min(gain) >= 0
     assert max(gain) > 0
+
+
+@pytest.mark.parametrize("name", ["naive", "recursive", "kseq", "optimal"])
+def test_merging_accepts_more_level_by_level(name: str) -> None:
+    """As a rule for one step, so for all: guesses after equal paths are siblings."""
+    rule = {"naive": naive, "recursive": recursive, "kseq": kseq, "optimal": optimal}[name].rule
+    separate = VERIFIERS[name]._replace(**top_down(rule, merge=apart)._asdict())
+    gain = []
+    for seed in SEEDS:
+        pair = table(2 * seed, 2), table(2 * seed + 1, 2)
+        gain.append(expected_accepted(VERIFIERS[name], *pair, Tree.paths(2, 2), IID))
+        gain[-1] -= expected_accepted(separate, *pair, Tree.paths(2, 2), IID)
+    assert min(gain) >= 0
+    assert max(gain) > 0
+
+
+@pytest.mark.parametrize("name", ["nodeplan", "sbv_plan"])
+def test_merging_planned_guesses_is_caught(name: str) -> None:
+    """Two guesses from a flat row may be equal; the guess below each was drawn alone, so neither was fixed."""
+    flat, peaked = (np.array([Fraction(n, 12) for n in row]) for row in ((4, 4, 4), (6, 3, 3)))
+    merged = top_down(nodeplan.rule) if name == "nodeplan" else _select.selected(sbv_plan.choose)
+    for verifier, exact in (
+        (VERIFIERS[name], True),
+        (VERIFIERS[name]._replace(stop=merged.stop, next=merged.next), False),
+    ):
+        laws = [
+            output_law(verifier, table(seed, 3), lambda c: peaked if c else flat, Tree.paths(2, 2), DRAWS["plan"], 2)
+            for seed in (1, 2)
+        ]
+        assert (laws == [target_law(table(seed, 3), 2) for seed in (1, 2)]) is exact
 
 
 # Traversal as the paper tells it, node after node with a law and a weight that change as children are refused. The
@@ -195,18 +261,24 @@ def test_best_of_several_paths_verified_with_q_is_caught(select: Callable[[Draft
     assert biased(on_selection(select), Tree.paths(2, 2), 2, "iid", 3)
 
 
-def test_picks_verified_with_q_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picks_verified_with_q_are_caught() -> None:
     """The law of the pick is the plan's `a`, not the law each guess was drawn from."""
-    honest = sbv._shares
-    monkeypatch.setattr(
-        sbv,
-        "_shares",
-        lambda draft, home: (honest(draft, home)[0], [draft.q[:, n] for n in range(draft.tree.size)]),
-    )
-    assert biased(VERIFIERS["sbv"], Tree.star(2), 3, "iid", 2)
+    stop, next = _select.selected(lambda p, q, tokens: (sbv.choose(p, q, tokens)[0], q))
+    assert biased(VERIFIERS["sbv"]._replace(stop=stop, next=next), Tree.star(2), 3, "iid", 2)
 
 
-@pytest.mark.parametrize("name", ["token", "block", "traversal", "traversal_iid", "sbv", "gbv"])
+def test_picks_exchanged_unknown_to_the_law_are_caught() -> None:
+    """A fixed guess may take the place of the pick, but the law said is that of the guesses drawn."""
+
+    def choose(p: np.ndarray, q: np.ndarray, tokens: list[int]) -> tuple[list[Fraction], np.ndarray]:
+        return sbv_plan.choose(p, q, tokens)[0], rest(q[None], tops(q[None], len(tokens)), len(tokens))[1][0]
+
+    stop, next = _select.selected(choose, merge=apart)
+    assert not biased(VERIFIERS["sbv_plan"], Tree.star(2), 3, "plan", 2)
+    assert biased(VERIFIERS["sbv_plan"]._replace(stop=stop, next=next), Tree.star(2), 3, "plan", 2)
+
+
+@pytest.mark.parametrize("name", ["token", "block", "traversal", "traversal_iid", "sbv", "sbv_plan", "gbv"])
 def test_a_ratio_beyond_the_largest_float_is_one(name: str) -> None:
     """A guess of probability 1e-44 in float32 that the target finds likely, below a guess that it never makes."""
     p = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]])

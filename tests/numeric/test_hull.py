@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,10 @@ import pytest
 from tables import correlated, table
 
 from draftproof import hull
+from draftproof.draws import DRAWS
 from draftproof.law import overlap
 from draftproof.theory import bounds
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
+from draftproof.verify import sbv_plan
 
 
 def law_of_the_pick(plan: hull.Plan, q: Any) -> Any:
@@ -50,15 +48,44 @@ def test_pick_has_its_law_in_floats(scale: float) -> None:
 
 
 @pytest.mark.parametrize("siblings", [2, 3, 4])
-def test_golden_plan(siblings: int) -> None:
-    wanted = GOLDEN[f"iid_K{siblings}"]
-    plan = hull.plan(np.array(GOLDEN["p"]), np.array(GOLDEN["q"]), siblings)
-    assert plan.order.tolist() == wanted["order_ascending_ratio"]
-    assert plan.vertices.tolist() == wanted["hull_nodes"]
-    np.testing.assert_allclose(plan.law, wanted["a"], rtol=0, atol=1e-12)
-    cuts = [hull.threshold(plan, k, k + 1) for k in range(1, 5)]
-    np.testing.assert_allclose(cuts, wanted["nu_boundaries_1_to_m-1"], rtol=0, atol=1e-12)
-    assert overlap(np.array(GOLDEN["p"]), plan.law) == pytest.approx(wanted["alpha_star"], abs=1e-12)
+def test_planned_pick_has_its_law_exactly(siblings: int) -> None:
+    """With fixed guesses among the drawn ones, summed over every outcome; the scale solves its equation."""
+    scales, draw = set(), DRAWS["plan"]
+    for seed in range(12 if siblings < 4 else 3):
+        p, q = table(2 * seed, 4)(()), table(2 * seed + 1, 4)(())
+        law, said = q * 0, None
+        for guess in itertools.product(range(-1, 4), repeat=siblings):
+            chance = draw.probability(q[None], np.array([guess]))[0]
+            drawn = [x for x in guess if x >= 0]
+            if chance == 0 or len(drawn) < 2:
+                continue
+            shares, said = sbv_plan.choose(p, q, drawn)
+            assert sum(shares) == 1
+            for token, share in zip(drawn, shares, strict=True):
+                law[token] += chance * share
+        if said is not None:
+            assert list(law) == list(said)
+            assert overlap(p, law) == bounds.LIMITS["plan"](p[None], q[None], siblings)[0]
+    for seed in range(12):
+        p, a = table(seed, 6)(()), table(900 + seed, 6)(())
+        a = a * (np.arange(6) > 1)
+        a = a / a.sum()
+        scale, law = hull.exchanged(p, a, [0, 1])
+        scales.add(scale)
+        assert law.sum() == 1
+        if p[:2].sum() > 0:
+            assert list(law) == list(np.where(np.arange(6) < 2, scale * p, np.minimum(a, scale * p)))
+            assert scale >= 1
+    assert len(scales) > 6
+
+
+def test_scale_of_a_tiny_fixed_mass_leaves_a_law() -> None:
+    """p(T) below rounding, and zero."""
+    for sure in (1e-20, 1e-300, 0.0):
+        p, a = np.array([sure, 0.5, 0.5, 0.0]), np.array([0.0, 0.6, 0.3, 0.1])
+        _, law = hull.exchanged(p, a, [0])
+        assert np.all(law >= 0)
+        assert law.sum() == pytest.approx(1, abs=1e-15)
 
 
 def test_classes_and_thresholds_agree() -> None:

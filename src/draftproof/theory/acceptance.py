@@ -75,6 +75,7 @@ ACCEPTANCE: dict[str, Formula] = {
     "sbv": optimal,
     "top_plus_one": top_plus_one,
     "nodeplan": nodeplan,
+    "sbv_plan": nodeplan,
 }
 
 

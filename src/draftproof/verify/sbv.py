@@ -1,97 +1,27 @@
 """Selected block verification: at every context the best pick of its guesses, then block verification of that path.
 
-Hull and peel (the coupling that meets the bound of Hu et al., arXiv 2502.18779) picks one of a context's guesses; the
-pick's law `a` is known, so block verification (2403.10444) of the picked path is exact with a in place of q. The picks'
-uniforms are summed in closed form: a node is passed with the product of the shares on its way, and what happens below
-it is a mean over its children. Accepts at least as much as the same picks level by level.
+Hull and peel (the coupling that meets the bound of Hu et al., arXiv 2502.18779) picks one of a context's guesses, and
+block verification (2403.10444) follows with the pick's law in place of q. Accepts at least as much as the same picks
+level by level.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
-from array_api_compat import array_namespace
-
-from draftproof.draft import Draft
-from draftproof.law import Array, at, capped_ratio, divide, one_hot, positive, residual, row
+from draftproof.law import Array
 from draftproof.verify import register
-from draftproof.verify._merge import contexts
 from draftproof.verify._pick import beside, pick, winner
+from draftproof.verify._select import selected
 
 
-class Picks(NamedTuple):
-    """The picks at all contexts of a draft."""
-
-    home: Array  # [B, N] context in which each node was guessed
-    laws: list[Array]  # N of [B, V]: law of the pick among the guesses after a node; q where there is one guess
-    share: Array  # [B, N] probability that the node is the pick of its context
-    weight: Array  # [B, N] block verification's w along the path to the node; 0 where an earlier node has that path
+def choose(p: Array, q: Array, tokens: list[int]) -> tuple[list[Any], Array]:
+    """The best pick of guesses drawn independently from q."""
+    plan = pick(p, q, len(tokens))
+    return winner(plan, tokens), beside(plan.law, like=q)
 
 
-def picks(draft: Draft) -> Picks:
-    """The pick of every context, and the weights that follow from the picks' laws."""
-    xp = array_namespace(draft.tokens)
-    tree, merged = draft.tree, contexts(draft)
-    share, laws = _shares(draft, merged.home)
-    weight = one_hot(merged.first[:, 0], like=share)
-    for node in range(1, tree.size):
-        parent, x = tree.parent[node], draft.tokens[:, node]
-        w = capped_ratio(row(weight, merged.home[:, node]) * at(draft.p[:, parent], x), at(laws[parent], x))
-        w = xp.where((x >= 0) & (merged.first[:, node] == node), w, w * 0)
-        weight = weight + one_hot(x * 0 + node, like=share) * w[:, None]
-    return Picks(merged.home, laws, share, weight)
-
-
-def _shares(draft: Draft, home: Array) -> tuple[Array, list[Array]]:
-    """Shares and laws of the picks. Plans are made only where a context has two guesses; a lone one is its own pick."""
-    xp = array_namespace(draft.tokens)
-    tree = draft.tree
-    share = draft.p[:, :, 0] * 0
-    planned: dict[int, dict[int, Array]] = {}  # node -> draft -> law
-    for b, (homes, tokens) in enumerate(zip(home.tolist(), draft.tokens.tolist(), strict=True)):
-        drawn = [node for node in range(1, tree.size) if tokens[node] >= 0]
-        for context in {homes[node] for node in drawn}:
-            nodes = [node for node in drawn if homes[node] == context]
-            parents = {tree.parent[node] for node in nodes}
-            p, q = draft.p[b, min(parents)], draft.q[b, min(parents)]
-            if len(nodes) == 1:
-                share[b, nodes[0]], law, news = 1, q, {context} - parents
-            else:
-                plan = pick(p, q, len(nodes))
-                for node, chance in zip(nodes, winner(plan, [tokens[node] for node in nodes]), strict=True):
-                    share[b, node] = chance
-                law, news = beside(plan.law, like=q), {context} | parents
-            for node in news:
-                planned.setdefault(node, {})[b] = law
-    laws = [draft.q[:, node] for node in range(tree.size)]
-    for node, rows in planned.items():
-        laws[node] = xp.stack([rows.get(b, laws[node][b]) for b in range(share.shape[0])], axis=0)
-    return share, laws
-
-
-def stop(draft: Draft) -> Array:
-    """[B, N]: passed by the picked path, refused below, taken with h as in block verification."""
-    xp = array_namespace(draft.tokens)
-    home, laws, share, w = picks(draft)
-    excess = [xp.sum(positive(w[:, n, None] * draft.p[:, n] - law), axis=-1) for n, law in enumerate(laws)]
-    z = xp.stack(excess, axis=1)
-    h = divide(z, z + (1 - w), otherwise=1)
-    fails = share * 0 + 1  # probability that the scan takes nothing below a node that the picked path passes
-    for node in reversed(range(1, len(laws))):
-        taken = share[:, node] * (1 - (1 - h[:, node]) * fails[:, node])
-        fails = positive(fails - one_hot(home[:, node], like=share) * taken[:, None])
-    passed = [share[:, 0] * 0 + 1]
-    for node in range(1, len(laws)):
-        passed.append(share[:, node] * row(xp.stack(passed, axis=1), home[:, node]))
-    return xp.stack(passed, axis=1) * fails * h
-
-
-def next(draft: Draft, node: Array) -> Array:
-    """[B, V]: proportional to (w p - a)+."""
-    found = picks(draft)
-    law = [found.laws[n][b] for b, n in enumerate(node.tolist())]
-    return residual(row(found.weight, node)[:, None] * row(draft.p, node), array_namespace(node).stack(law, axis=0))
-
+stop, next = selected(choose)
 
 register(
     "sbv",
