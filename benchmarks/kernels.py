@@ -258,8 +258,8 @@ def main() -> None:
     commit = arguments.commit or subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     about = {**versions(commit), "seed": SEED}
     for make in (
-        lambda: check("cuda"),
         lambda: measure(arguments.vocabulary, arguments.batch, "cuda", arguments.compile),
+        lambda: check("cuda"),
     ):
         for row in make():
             print(json.dumps(row), flush=True)

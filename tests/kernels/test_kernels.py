@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -28,8 +28,8 @@ CONTROLS = {
     "top_p": Sampling(top_p=0.8),
     "min_p": Sampling(min_p=0.05),
     "all truncations": Sampling(temperature=1.3, top_k=50, top_p=0.9, min_p=0.02),
-    "bias": Sampling(logit_bias={3: 4.0, 1270: -2.0, 5: -math.inf}),
-    "masks": Sampling(allowed=range(0, 1271, 3), banned=[3, 9], top_k=20),
+    "bias": Sampling(logit_bias={3: 4.0, 699: -2.0, 5: -math.inf}),
+    "masks": Sampling(allowed=range(0, 700, 3), banned=[3, 9], top_k=20),
     "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, top_p=0.95),
 }
 
@@ -84,24 +84,30 @@ def check(
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_each_control_alone(control: str) -> None:
-    contexts = [Context((1, 2, 3, 3), (4, 4, 1270)), Context((9,), ()), Context((0, 1), (7,))] * 2
-    check([CONTROLS[control]], RULES, (6, 3, 1271), contexts=contexts)
+    contexts = [Context((1, 2, 3, 3), (4, 4, 699)), Context((9,), ()), Context((0, 1), (7,))]
+    check([CONTROLS[control]], RULES, (3, 3, 1271), contexts=contexts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_every_control_and_rule_in_one_launch(dtype: torch.dtype) -> None:
     contexts = [Context((b, b + 1), (b,)) for b in range(10)]
-    check(list(CONTROLS.values()), RULES, (10, 4, 1271), dtype, contexts=contexts, lengths=[3, 2, 1, 0, 3] * 2, seed=1)
+    check(list(CONTROLS.values()), RULES, (10, 3, 700), dtype, contexts=contexts, lengths=[2, 1, 0, 2, 2] * 2, seed=1)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 1271), (1, 1, 2), (2, 4, 33), (1, 2, 50257)], ids=str)
-@pytest.mark.parametrize("control", ["temperature", "all truncations"])
-def test_odd_shapes(shape: tuple[int, int, int], control: str) -> None:
-    check([CONTROLS[control]], RULES, shape, seed=2)
+@pytest.mark.parametrize("shape", [(3, 5, 1271), (1, 1, 2), (3, 4, 33), (1, 2, 50257)], ids=str)
+def test_odd_shapes(shape: tuple[int, int, int]) -> None:
+    check([CONTROLS["temperature"]], RULES, shape, seed=2)
 
 
-def test_a_flat_row_is_cut_exactly() -> None:
-    check([Sampling(top_p=0.6), Sampling(top_k=900, top_p=0.7)], RULES, (4, 2, 9001), spread=0.05, seed=4)
+@pytest.mark.parametrize("shape", [(1, 1, 2), (3, 2, 33), (1, 2, 50257)], ids=str)
+def test_odd_shapes_truncated(shape: tuple[int, int, int]) -> None:
+    check([CONTROLS["all truncations"]], RULES, shape, seed=2)
+
+
+def test_a_flat_row_is_cut_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many candidates that their list overflows: rows are then searched group by group, more slowly."""
+    monkeypatch.setattr(importlib.import_module("draftproof.kernels.launch"), "ROOM", 100)
+    check([Sampling(top_p=0.6), Sampling(top_k=90, top_p=0.7)], RULES, (3, 2, 700), spread=0.05, seed=4)
 
 
 @pytest.mark.parametrize("control", [Sampling(top_k=4), Sampling(top_p=0.5), Sampling(top_k=6, top_p=0.45)], ids=str)
@@ -135,7 +141,7 @@ def test_history_of_a_node_holds_its_path() -> None:
     controls = Controls.of([Sampling(presence_penalty=30.0)], 3, 5, DEVICE, [Context((), ())])
     target = torch.zeros(1, 3, 5, device=DEVICE)
     tokens = torch.tensor([[2, 4]], device=DEVICE)
-    for step in range(20):
+    for step in range(8):
         out = kernels.verify(target, None, tokens, controls, _rules(Rule.ONEHOT), names(1, step), backend="triton")
         emitted = [t for t in out.tokens[0].tolist() if t >= 0]
         assert len(set(emitted)) == len(emitted)
@@ -154,8 +160,8 @@ def test_drafter_draws_the_laws_tokens() -> None:
 
 
 def test_summaries_are_made_when_they_are_missing() -> None:
-    target, draft = logits(4, 3, 1271, torch.bfloat16)
-    controls = Controls.of([Sampling(top_k=9), Sampling()] * 2, 3, 1271, DEVICE)
+    target, draft = logits(4, 3, 300, torch.bfloat16)
+    controls = Controls.of([Sampling(top_k=9), Sampling()] * 2, 3, 300, DEVICE)
     name, rule = names(4), _rules(Rule.TOKEN, Rule.BLOCK, Rule.BLOCK, Rule.TOKEN)
     tokens, kept = propose(draft, controls, name)
     given = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton")
@@ -174,11 +180,11 @@ def test_logprobs_are_the_targets() -> None:
 
 
 def test_a_workspace_serves_many_calls() -> None:
-    target, draft = logits(2, 3, 300, torch.float32)
-    controls = Controls.of([Sampling(top_k=9), Sampling()], 3, 300, DEVICE)
-    space = kernels.workspace(2, 3, 300, DEVICE)
+    target, draft = logits(2, 2, 300, torch.bfloat16)
+    controls = Controls.of([Sampling(top_k=9), Sampling()], 2, 300, DEVICE)
+    space = kernels.workspace(2, 2, 300, DEVICE)
     rule = _rules(Rule.TOKEN, Rule.BLOCK)
-    for step in range(3):
+    for step in range(2):
         name = names(2, step)
         tokens, kept = propose(draft, controls, name)
         again = [
@@ -220,7 +226,7 @@ def test_bad_input_is_flagged_and_never_leaves_the_vocabulary() -> None:
     target[6, :, 11:] = -math.inf
     tokens[7] = torch.tensor([-1, -1])
     target[7, 2] = math.nan  # beyond the end of the draft: never read
-    for control in (Sampling(), Sampling(top_k=5, top_p=0.9)):
+    for control in (Sampling(), Sampling(top_k=5)):
         controls = Controls.of([control] * 8, 3, 130, DEVICE)
         rule = _rules(*[Rule.TOKEN] * 8)
         out = kernels.verify(target, draft, tokens, controls, rule, names(8), backend="triton")
@@ -258,22 +264,6 @@ def test_one_allowed_token() -> None:
     )
     assert out.tokens[:2].tolist() == [[69, 69, 69]] * 2
     assert not out.fault.any()
-
-
-def test_emitted_pairs_follow_the_target() -> None:
-    """Chi-square of the first two tokens over many names: rules that agree token for token could share an error."""
-    batch = 400
-    target, draft = logits(1, 2, 4, torch.float32, seed=9, spread=1.0)
-    target, draft = target.expand(batch, -1, -1), draft.expand(batch, -1, -1)
-    controls = Controls.of([Sampling()] * batch, 2, 4, DEVICE)
-    name = Names(*(torch.arange(batch, device=DEVICE) * k + 1 for k in (3, 1, 0)))
-    tokens, kept = propose(draft, controls, name)
-    rule = torch.full((batch,), Rule.BLOCK, dtype=torch.int32, device=DEVICE)
-    out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton")
-    p = reference.law(target[:1].double(), controls._replace(temperature=controls.temperature[:1]), tokens[:1])[0, 0]
-    seen = np.bincount(out.tokens[:, 0].cpu(), minlength=4)
-    statistic = float(((seen - batch * p.cpu().numpy()) ** 2 / (batch * p.cpu().numpy())).sum())
-    assert statistic < 21.1  # one in ten thousand with three degrees of freedom
 
 
 def test_errors_name_the_value_and_the_remedy() -> None:

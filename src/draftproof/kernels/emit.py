@@ -71,9 +71,9 @@ def excess(
     rows, law, draft, draft_law, stats, lists, state, N, E, G,
     GROUP: tl.constexpr, UNIT: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (c, b): excess of some units of the vocabulary, for each node wanted that has no other sum."""
-    c = tl.program_id(0)
-    b = tl.program_id(1).to(tl.int64)
+    """Program (b, c): excess of some units of the vocabulary, for each node that has no other sum."""
+    b = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1)
     low = tl.load(state.low + b)
     high = tl.load(state.high + b)
     length = tl.load(state.length + b)

@@ -111,8 +111,9 @@ def run(
     chunks, units = triton.cdiv(size, plan.chunk), triton.cdiv(size, plan.unit)
     padded, splits = triton.next_power_of_2(nodes), triton.next_power_of_2(chunks)
     with _on(target.device):
-        measure[(triton.cdiv(chunks, plan.chunks), batch * nodes)](
-            rows, law, draft_rows, known, stats, state, nodes, chunks,
+        programs = triton.cdiv(chunks, plan.chunks)
+        measure[(programs * batch * nodes,)](
+            rows, law, draft_rows, known, stats, state, nodes, chunks, programs,
             C=plan.chunk, CHUNKS=plan.chunks, STAGES=1 if plan.chunks == 1 else 3, GROUP=GROUP, NP=padded, SP=splits,
             GREEDY=controls.greedy, num_warps=plan.warps,
         )  # fmt: skip
@@ -129,7 +130,7 @@ def run(
             return None, summary
         summed = rule is not None and draft is not None and controls.whole
         if summed:
-            excess[(triton.cdiv(units, plan.units), batch)](
+            excess[(batch, triton.cdiv(units, plan.units))](
                 rows, law, draft_rows, known, stats, lists, state, nodes, units, lists.limit,
                 GROUP=GROUP, UNIT=plan.unit, UNITS=plan.units, num_warps=plan.warps,
             )  # fmt: skip

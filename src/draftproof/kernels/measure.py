@@ -14,13 +14,13 @@ from draftproof.kernels.device import score, slope, uniform, weigh
 
 @triton.jit
 def measure(
-    rows, law, draft, draft_law, stats, state, N, S,
+    rows, law, draft, draft_law, stats, state, N, S, P,
     C: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr, NP: tl.constexpr,
     SP: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, b * N + n): peaks and normalisers of CHUNKS chunks of row n of sequence b."""
-    start = tl.program_id(0) * CHUNKS
-    row = tl.program_id(1)
+    """Program i of P for row n of sequence b (flat: only a grid's first axis is long): CHUNKS chunks of the row."""
+    start = tl.program_id(0) % P * CHUNKS
+    row = tl.program_id(0) // P
     b = (row // N).to(tl.int64)
     n = row % N
     used = n == 0
@@ -46,7 +46,7 @@ def measure(
                 tl.store(stats.first + at, tl.min(tl.where(s == peak, ids, 2147483647)))
     if stats.group is None:
         tl.debug_barrier()
-        if tl.atomic_add(state.arrived + b, 1, sem="acq_rel") == N * tl.num_programs(0) - 1:
+        if tl.atomic_add(state.arrived + b, 1, sem="acq_rel") == N * P - 1:
             tl.store(state.arrived + b, 0)
             peak, scale, first = combine(rows, law, stats, b, N, S, NP, SP, GREEDY)
             decide(rows, law, draft, draft_law, state, b, peak, scale, peak, first, N, NP)
