@@ -1,7 +1,7 @@
 """Fused verification against its memory floor, plain PyTorch and torch.compile, on one CUDA device.
 
     python benchmarks/kernels.py --json benchmarks/results/kernels.jsonl     # measure, append rows
-    python benchmarks/kernels.py --table benchmarks/results/kernels.jsonl    # rows as a table
+    python benchmarks/kernels.py --table benchmarks/results/kernels.jsonl    # rows as a table, into docs/kernels.md
 
 Two times are taken of everything: `us` is one call in a CUDA graph of its own between two events, launch of the graph
 included; `us_in_10` is a tenth of a graph of ten calls. The floor is the bytes that any method reads (target rows once
@@ -227,6 +227,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             for b in batches:
                 found = [r for r in mine if (r["mode"], r["name"], r["rule"], r["B"]) == (mode, name, rule, b)]
                 cells += [f"{r['us']:.1f} / {r['us_in_10']:.1f} ({r['us_in_10'] / floors[b]:.2f}x)" for r in found[-1:]]
+                cells += ["-"] * (not found)
             lines.append(f"| {name}, {mode} | {rule} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -246,14 +247,18 @@ def versions(commit: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fused verification against its memory floor.")
     parser.add_argument("--json", type=Path, help="append the rows to this file")
-    parser.add_argument("--table", type=Path, help="print the rows of this file as a table and measure nothing")
+    parser.add_argument("--table", type=Path, help="write the rows of this file into the docs and measure nothing")
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[32000, 128256, 151936])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
     parser.add_argument("--commit", default="", help="name of the commit measured, by default what git says")
     arguments = parser.parse_args()
     if arguments.table:
-        print(table([json.loads(line) for line in arguments.table.read_text().splitlines()]))
+        made = table([json.loads(line) for line in arguments.table.read_text().splitlines()])
+        page = Path(__file__).parent.parent / "docs" / "kernels.md"
+        before, mark, _ = page.read_text().partition("<!-- made by benchmarks/kernels.py -->\n")
+        page.write_text(before + mark + "\n" + made)
+        print(made)
         return
     commit = arguments.commit or subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     about = {**versions(commit), "seed": SEED}
