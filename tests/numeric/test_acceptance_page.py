@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.acceptance import Row, draw_paths, main, markdown
+from benchmarks.acceptance import Row, draw_paths, likely_tree, main, markdown, models
 from draftproof.draft import Tree
 from draftproof.theory.acceptance import ACCEPTANCE
 from draftproof.verify import VERIFIERS
@@ -48,15 +49,42 @@ def test_one_step_ranking(siblings: int) -> None:
             assert value(rule, siblings, place) <= value("limit", siblings, place, draw) + 1e-4
 
 
+def accepted(siblings: int, place: tuple[float, int, float]) -> dict[str, float]:
+    """Accepted tokens of the rules on paths; of `match` on the likely tree under its own name."""
+    rows = [row for row in ROWS if row.table == "several steps" and row[4:7] == place]
+    rows = [row for row in rows if row.siblings == siblings or row.rule in ("token", "block")]
+    return {"likely tree" if row.draw == "fixed" else row.rule: row.value for row in rows}
+
+
 def test_several_steps_ranking() -> None:
-    """A better drafter at temperature one: the order of the rules from one chain to carried ties."""
-    found = {row.rule: row.value for row in ROWS if row.table == "several steps" and row[4:7] == (0.95, 50, 1.0)}
-    order = ["match", "token", "block", "recursive", "kseq", "optimal", "traversal_iid", "sbv", "csbv"]
+    """A good drafter at temperature one, four guesses: the order of the rules from a fixed tree to carried ties."""
+    found = accepted(4, (0.95, 50, 1.0))
+    order = ["match", "likely tree", "token", "block", "recursive", "kseq", "traversal_iid", "optimal", "sbv", "csbv"]
     assert sorted(order, key=found.__getitem__) == order
+    assert found["recursive"] < found["gbv"] < found["traversal_iid"]
+    assert found["kseq"] < found["sbv_plan"] < found["optimal"]
+    poor = accepted(4, (0.8, 50, 1.0))
+    assert max(poor, key=poor.__getitem__) == "sbv_plan"
+
+
+def test_likely_tree_is_what_it_says() -> None:
+    """Its nodes are the most probable paths, and what is accepted is their mass under the target."""
+    (model,) = models(1, (0.95, 4, 1.0))
+    draft = likely_tree(model, 6, 3)
+    tree, tokens = draft.tree, draft.tokens[0]
+    paths = [tuple(int(tokens[n]) for n in tree.path(node)) for node in range(1, tree.size)]
+
+    def mass(path: tuple[int, ...], which: int) -> float:
+        return float(np.prod([model(path[:i])[which][x] for i, x in enumerate(path)]))
+
+    every = [path for n in (1, 2, 3) for path in itertools.product(range(4), repeat=n)]
+    assert sorted(paths) == sorted(sorted(every, key=lambda path: -mass(path, 1))[:6])
+    stop = VERIFIERS["match"].stop(draft)[0]
+    assert stop @ np.array(tree.depth) == pytest.approx(sum(mass(path, 0) for path in paths), abs=1e-12)
 
 
 def test_equal_paths_have_equal_rows() -> None:
-    draft = draw_paths(Tree.paths(3, 2), 20, (0.95, 3, 1.0))
+    draft = draw_paths(Tree.paths(3, 2), "iid", models(20, (0.95, 3, 1.0)))
     same = draft.tokens[:, 1] == draft.tokens[:, 2]
     assert same.any()
     np.testing.assert_array_equal(draft.p[same, 1], draft.p[same, 2])

@@ -2,8 +2,8 @@
 
 The draw fixes as many top tokens of q as q suggests and draws the others from the rest. Hull and peel (bound: Hu et
 al., arXiv 2502.18779) picks one of those drawn; where it was drawn too often for p, a fixed token takes its place. Then
-block verification (2403.10444) of the picked path. At its best with `plan` at the root and single chains below it, at
-low temperature or with a poor drafter, where guesses would repeat each other.
+block verification (2403.10444) of the picked path. For poor drafters and low temperatures, where independent guesses
+repeat each other.
 """
 
 from __future__ import annotations
