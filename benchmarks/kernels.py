@@ -221,7 +221,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines += [f"| V = {size:,} | rule |" + "".join(f" B={b} |" for b in batches), "|---" * (2 + len(batches)) + "|"]
         mine = [row for row in rows if row["V"] == size]
         floors = {row["B"]: row["floor_us"] for row in mine}
-        lines.append("| bytes floor | |" + "".join(f" {floors[b]:.1f} |" for b in batches))
+        lines.append("| bytes floor | |" + "".join(f" {floors[b]:.1f} |" if b in floors else " - |" for b in batches))
         for mode, name, rule in dict.fromkeys((row["mode"], row["name"], row["rule"]) for row in mine):
             cells = []
             for b in batches:
