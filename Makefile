@@ -1,15 +1,15 @@
 # `make demo` and `make test` are all it takes; the virtual environment is made on the way.
 PYTHON ?= python3
 BIN := .venv/bin
-PROMPT ?= Write a short story about a lighthouse keeper and a curious seal.
+PROMPT ?= Write a poem in which every line begins with 'The sea'.
 
 .PHONY: demo test check format docs clean
 
 demo: .venv/installed
-	@$(BIN)/draftproof generate "$(PROMPT)" --temperature 0.8 --max-new-tokens 120 --compare
+	@$(BIN)/draftproof generate "$(PROMPT)" --temperature 0.7 --max-new-tokens 120
 
 test: .venv/installed
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2
 
 check: .venv/installed
 	@$(BIN)/ruff format --check .
