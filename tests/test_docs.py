@@ -21,13 +21,13 @@ from unittest import mock
 
 import pytest
 import typer
-from scripts import docs, figure
 
 import draftproof
 from draftproof.cli import app
 from draftproof.engine import generate as engine
 from draftproof.sampling import Sampling
 from draftproof.verify import VERIFIERS
+from scripts import docs, figure
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
