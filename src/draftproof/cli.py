@@ -1,4 +1,4 @@
-"""The command line: draftproof generate, limits, list."""
+"""The command line: draftproof generate, limits, audit, collect, list."""
 
 from __future__ import annotations
 
