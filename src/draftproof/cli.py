@@ -35,7 +35,7 @@ COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to write about; - reads it from standard input.")],
     target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
-    draft: Annotated[str, typer.Option(help="ngram, a model, or none for plain sampling.")] = "ngram",
+    draft: Annotated[str, typer.Option(help="ngram, cache, a model, several with commas between, or none.")] = "ngram",
     verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
     tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "chain:5",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
@@ -94,7 +94,7 @@ def generate(
     choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
     words = sys.stdin.read() if prompt == "-" else prompt
     model = load(target, dtype=dtype)
-    writing = stream(model, words, draft=None if draft == "none" else draft, **settings)
+    writing = stream(model, words, draft=_drafts(draft), **settings)
     output = _finish(writing) if as_json else _show(writing)
     plain = _finish(stream(model, words, draft=None, **settings)) if compare else None
     if as_json:
@@ -188,6 +188,11 @@ def _rules() -> list[dict[str, Any]]:
     return exact + shared + [row(rule, "not exact", ["iid"], "chain") for rule in LOSSY.values()]
 
 
+def _drafts(names: str) -> list[str] | None:
+    """The drafters asked for: several guess side by side."""
+    return None if names == "none" else names.split(",")
+
+
 def _show(writing: Stream) -> Output:
     """Print pieces as they come; colours only on a terminal that wants them."""
     from rich.console import Console
@@ -222,6 +227,7 @@ def _as_dict(output: Output, plain: Output | None) -> dict[str, Any]:
         "text": output.text,
         "tokens": output.tokens,
         "finish": output.finish,
+        "notice": output.notice,
         "seed": output.seed,
         "tokens_per_s": _speed(output),
         "trace": output.trace.as_dict(),

@@ -56,6 +56,19 @@ def test_json_carries_text_and_trace(draftproof, folder):
     assert report["plain_tokens_per_s"] > 0
 
 
+def test_several_drafters_and_lossy_rules_by_name(draftproof, folder):
+    words = ["generate", "abcabc", "--target", folder, "-n", "9", "--json"]
+    shape = ["--verify", "recursive", "--tree", "star:2"]
+    code, out, _ = draftproof(*words, "--draft", f"{folder},ngram", *shape)
+    assert code == 0
+    assert json.loads(out)["trace"]["drafter"] == f"{folder} + ngram"
+    assert json.loads(out)["notice"] == ""
+    code, out, _ = draftproof(*words, "--draft", folder, "--lossy", "lenience:0.7")
+    assert json.loads(out)["notice"].startswith("not exact: lenience")
+    code, out, _ = draftproof(*words, "--draft", folder, "--reproducible", "--seed", "3")
+    assert json.loads(out)["trace"]["verifier"] == "gumbel"
+
+
 def test_compare_times_plain_sampling_in_the_same_run(draftproof, folder):
     _, _, err = draftproof("generate", "abc", "--target", folder, "-n", "5", "--compare", "--temperature", "0.7")
     assert "plain sampling in the same run:" in err

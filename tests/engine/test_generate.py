@@ -455,7 +455,7 @@ def test_a_lossy_rule_says_so_and_accounts_for_it():
     settings = {"draft": table(2), "tree": dp.Tree.chain(3), "max_new_tokens": 40, "seed": 1}
     out = dp.generate(table(1), [0], lossy="lenience:0.5", **settings)
     assert "not exact" in out.trace.summary()
-    assert "not exact" in out.trace.notice
+    assert "not exact" in out.notice
     assert out.trace.as_dict()["exact"] is False
     assert out.trace.cost > 0
     assert [len(step.cost) for step in out.trace.steps] == [len(step.tokens) for step in out.trace.steps]

@@ -25,11 +25,19 @@ def alone(network, path):
 def test_every_node_of_a_tree_sees_its_own_path(family):
     rng = np.random.default_rng(1)
     model = tiny.model(family)
-    session = model.session(rows=2, capacity=90)
+    session = model.session(rows=2, capacity=130)
     texts = [rng.integers(0, 256, 12).tolist(), rng.integers(0, 256, 5).tolist()]
     for row, text in enumerate(texts):
         session.join(row, text)
-    trees = (Tree.of(2, 2), Tree.chain(3), Tree.paths(3, 4), Tree.chain(0), Tree.of(1, 3, 2), Tree.star(5))
+    trees = (
+        Tree.of(2, 2),
+        Tree.chain(3),
+        Tree.paths(3, 4),
+        Tree.chain(0),
+        Tree.of(1, 3, 2),
+        Tree.star(5),
+        Tree.paths(9, 7),
+    )
     for tree in trees:
         tokens = rng.integers(0, 256, (2, tree.size))
         tokens[:, 0] = [text[-1] for text in texts]

@@ -21,6 +21,11 @@ class Output(NamedTuple):
     seed: int
     trace: Trace
 
+    @property
+    def notice(self) -> str:
+        """That the text is not exact, in words, if a lossy rule was asked for; else empty."""
+        return self.trace.notice
+
 
 class Request:
     """A prompt, how to go on from it, and how far that has come."""
