@@ -166,7 +166,7 @@ class FusedBatch:
                 logits = self.drafter.forward(ids, base, keep=1)[:, 0]
                 column = None if kept is None else Summary(*(part[:, k : k + 1] for part in kept))
                 drawn, _ = kernels.sample(
-                    logits, controls, names, node=k, index=k + 1, tokens=tokens[:, :k].contiguous(), summary=column
+                    logits, controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
                 )
                 tokens[:, k] = drawn
                 rows.append(logits)

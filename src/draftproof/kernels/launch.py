@@ -101,6 +101,7 @@ def run(
     space = workspace if workspace is not None else Workspace.of(batch, nodes, size, target.device)
     summary = summary if summary is not None else space.summary
     plan = space.plan
+    tokens = tokens.contiguous()  # the kernels take the row length for the stride; a drafter passes a slice
     rows, law = _rows(target, node, tokens, controls), _law(summary, controls)
     draft_rows, known = _rows(draft, node, tokens, controls), _law(draft_law, controls)
     stats = space.stats if controls.truncates else space.stats._replace(group=None)
