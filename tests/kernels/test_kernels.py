@@ -34,6 +34,14 @@ CONTROLS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _garbage():
+    """Memory that was not written holds NaN here, so that a kernel that reads it is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def logits(batch: int, nodes: int, size: int, dtype: torch.dtype, seed: int = 0, spread: float = 3.0):
     """Target logits [B, N, V] and drafter's logits [B, N - 1, V] that resemble them."""
     generator = torch.Generator().manual_seed(seed)

@@ -72,7 +72,7 @@ class Workspace(NamedTuple):
         stop, low, high, length, fault = (room(batch, dtype=word) for _ in range(5))
         state = State(
             None, None, None, None, 0, 0, stop, low, high, length, fault,
-            room(rows, dtype=wide), room(rows, dtype=wide), room(rows, units),
+            *torch.zeros(2, rows, dtype=wide, device=device), room(rows, units),  # read also where no rule wrote them
             torch.zeros(batch, dtype=word, device=device),
         )  # fmt: skip
         listed = min(ROOM, size)
