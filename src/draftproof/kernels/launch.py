@@ -70,9 +70,9 @@ class Workspace(NamedTuple):
         parts = (rows, chunks)
         stats = Stats(room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit))
         stop, low, high, length, fault = (room(batch, dtype=word) for _ in range(5))
-        chance, weight = torch.zeros(2, rows, dtype=wide, device=device)  # read also where no rule has written
+        weight, chance = torch.zeros(2, rows, dtype=wide, device=device)  # read also where no rule has written
         state = State(
-            None, None, None, None, 0, 0, stop, low, high, length, fault, chance, weight, room(rows, units),
+            None, None, None, None, 0, 0, stop, low, high, length, fault, weight, chance, room(rows, units),
             torch.zeros(batch, dtype=word, device=device),
         )  # fmt: skip
         listed = min(ROOM, size)
