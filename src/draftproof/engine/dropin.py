@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from draftproof.draft import Tree
-from draftproof.engine.batch import Batch
-from draftproof.engine.generate import choose_draw, choose_rule
+from draftproof.engine.generate import choose_draw, choose_rule, open_batch
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
@@ -49,7 +48,7 @@ def custom_generate(
     """
     rule = choose_rule(verify, None)
     shape = tree or Tree.chain(5)
-    draw = choose_draw(rule, shape, None)
+    choose_draw(rule, shape, None)  # refuses a tree that does not suit, now and not in the middle of generate()
 
     def method(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **rest: Any
@@ -67,24 +66,15 @@ def custom_generate(
         prompts = _unpadded(input_ids, rest.get("attention_mask"))
         length = generation_config.max_length - input_ids.shape[1]
         seed = int(torch.randint(2**62, (1,)))  # follows torch.manual_seed, as transformers' own sampling does
-        notes = Trace(rule.name, guesser.name if guesser else "none")
+        name = guesser.name if guesser else "none"
         requests = [
-            Request(
-                target, prompt, sampling, guessing, length, (), Member(seed, r), Trace(notes.verifier, notes.drafter)
-            )
+            Request(target, prompt, sampling, guessing, length, (), Member(seed, r), Trace(rule.name, name))
             for r, prompt in enumerate(prompts)
         ]
         for request, prompt in zip(requests, prompts, strict=True):
             request.until = _criteria(stopping_criteria, prompt, input_ids.device)
-        batch = Batch(
-            target,
-            [guesser] if guesser else [],
-            rule,
-            shape,
-            draw,
-            len(prompts),
-            _capacity(target, prompts, length, shape),
-        )
+        drafts, capacity = [guesser] if guesser else [], _capacity(target, prompts, length, shape)
+        batch = open_batch(target, drafts, rule, shape, (sampling, guessing), len(prompts), capacity)
         for _, same in itertools.groupby(requests, key=lambda request: request.prompt):
             batch.add(list(same))  # samples of one prompt share what they have in common
         while not batch.is_finished:

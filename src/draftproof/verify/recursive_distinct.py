@@ -6,27 +6,18 @@ is taken out of q, as it was when its successor was drawn. Any other order of th
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from draftproof.draws import without
-from draftproof.law import Array, at, capped_ratio, residual
-from draftproof.verify import register
+from draftproof.law import Array
+from draftproof.verify import recursive, register
 from draftproof.verify._topdown import top_down
 
 
 def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
-    """Try the guesses in draw order; p becomes what is left of it, q loses each guess."""
-    xp = array_namespace(tokens)
-    accept, refused, q = [], p[:, 0] * 0 + 1, laws[0]
-    for k in range(tokens.shape[1]):
-        drawn = tokens[:, k] >= 0
-        ratio = capped_ratio(at(p, tokens[:, k]), at(q, tokens[:, k]))
-        kept = xp.where(drawn, ratio, ratio * 0)
-        accept.append(refused * kept)
-        refused = refused * (1 - kept)
-        p = xp.where(drawn[:, None], residual(p, q), p)
-        q = without(q, tokens[:, k])
-    return xp.stack(accept, axis=1), p
+    """The recursive rule, in draw order, where q loses each guess before the next is drawn from it."""
+    left = [laws[0]]
+    for k in range(tokens.shape[1] - 1):
+        left.append(without(left[-1], tokens[:, k]))
+    return recursive.rule(p, left, tokens)
 
 
 stop, next = top_down(rule)
