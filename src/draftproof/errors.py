@@ -1,5 +1,15 @@
 """Errors that a user can act on: one line that names the offending value and the remedy."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class DraftproofError(ValueError):
     """Something the caller can mend; the command line prints it as one line and exits with 2."""
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.3) -> str | None:
+    """The known name that a mistyped word most resembles, for a hint; None if none does."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)

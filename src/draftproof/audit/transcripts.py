@@ -10,13 +10,12 @@ ids were made from the text again. Anything that cannot be audited is bad input,
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, nearest
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling
 
@@ -172,5 +171,5 @@ def _sampling(settings: Any, line: int, target: Model) -> Sampling:
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(words))}"
+    near = nearest(word, words, cutoff=0.5)
+    return f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(words))}"

@@ -12,13 +12,12 @@ so a drafter, a draft length or a tree decides how many target calls a text take
 
 from __future__ import annotations
 
-import difflib
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, nearest
 from draftproof.law import Array
 
 
@@ -46,8 +45,8 @@ def get(name: str) -> Coupling:
     """The coupling of that name, or an error that suggests the nearest."""
     if name in COUPLINGS:
         return COUPLINGS[name]
-    near = difflib.get_close_matches(name, COUPLINGS, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COUPLINGS)}."
+    near = nearest(name, COUPLINGS)
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(COUPLINGS)}."
     raise DraftproofError(f"unknown coupling {name!r}: {hint}")
 
 

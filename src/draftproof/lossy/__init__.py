@@ -7,7 +7,6 @@ variation from p. Added up over a text, it bounds (in the mean) the total variat
 
 from __future__ import annotations
 
-import difflib
 import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, nearest
 from draftproof.law import Array, at, row, total_variation
 
 # (p [..., V], q [..., V]) -> (chance [..., V] to keep a guess, law [..., V] of the token when it is not kept)
@@ -65,8 +64,8 @@ def get(text: str) -> Lossy:
     """
     name, _, numbers = text.partition(":")
     if name not in LOSSY:
-        near = difflib.get_close_matches(name, LOSSY, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(LOSSY)}."
+        near = nearest(name, LOSSY)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(LOSSY)}."
         raise DraftproofError(f"unknown lossy rule {name!r}: {hint}")
     family = LOSSY[name]
     values = [_number(number, text) for number in numbers.split(",") if number]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, nearest
 from draftproof.models.cache import Recall
 from draftproof.models.ngram import NGram
 from draftproof.models.session import Model
@@ -96,8 +95,8 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
             raise DraftproofError(f"{name} holds no model: a config.json and safetensors weights are needed")
         return str(path), {}
     if "/" not in name or name.startswith((".", "/", "~")):
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}? Else give" if near else "give"
+        near = nearest(name, NAMES)
+        hint = f"did you mean {near!r}? Else give" if near else "give"
         raise DraftproofError(f"unknown model {name!r}: {hint} a folder, a .gguf file or a Hub id such as org/model")
     return name, {}
 

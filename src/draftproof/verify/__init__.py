@@ -6,14 +6,13 @@ benchmark row and the command-line value follow from it.
 
 from __future__ import annotations
 
-import difflib
 import pkgutil
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
 from draftproof.draft import Draft, Selection, Tree, Verifier
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, nearest
 from draftproof.law import Array
 
 VERIFIERS: dict[str, Verifier] = {}
@@ -57,8 +56,8 @@ def get(name: str) -> Verifier:
     """The verifier of that name, or an error that suggests the nearest."""
     if name in VERIFIERS:
         return VERIFIERS[name]
-    near = difflib.get_close_matches(name, VERIFIERS, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]!r}?" if near else "`draftproof list` shows them all."
+    near = nearest(name, VERIFIERS)
+    hint = f"did you mean {near!r}?" if near else "`draftproof list` shows them all."
     raise DraftproofError(f"unknown verifier {name!r}: {hint}")
 
 
