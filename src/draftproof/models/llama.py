@@ -1,0 +1,92 @@
+"""The layer of the Llama family, with few and large products: what the lean target and the trained head are made of.
+
+Queries, keys and values come from one product, gate and up from another, so a call of few tokens spends its time on
+reading weights and not on starting operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+
+class Shape(NamedTuple):
+    """Sizes of a layer."""
+
+    width: int
+    heads: int
+    shared: int  # heads of keys and values
+    size: int  # of a head
+    inner: int
+    eps: float = 1e-5
+    bias: bool = False  # of queries, keys and values
+
+
+class Store(Protocol):
+    """Where a layer keeps keys and values: takes the new ones, returns all that may be attended to."""
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class Rotation(NamedTuple):
+    """Angles of rotary positions as cosine and sine [B, 1, T, size]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @staticmethod
+    def of(positions: torch.Tensor, frequencies: torch.Tensor, scale: float = 1.0) -> Rotation:
+        """positions [B, T], frequencies [size / 2]."""
+        angles = (positions[:, None, :, None].float() * frequencies).repeat(1, 1, 1, 2)
+        return Rotation(angles.cos() * scale, angles.sin() * scale)
+
+    def turn(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, heads, T, size]."""
+        left, right = x.chunk(2, dim=-1)
+        return x * self.cos.to(x.dtype) + torch.cat([-right, left], dim=-1) * self.sin.to(x.dtype)
+
+
+def frequencies(size: int, theta: float = 10000.0) -> torch.Tensor:
+    """Of plain rotary positions, [size / 2]."""
+    return 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then + mlp(norm(.))."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        width, size = shape.width, shape.size
+        self.norm_in = nn.RMSNorm(width, shape.eps)
+        self.qkv = nn.Linear(width, (shape.heads + 2 * shape.shared) * size, bias=shape.bias)
+        self.out = nn.Linear(shape.heads * size, width, bias=False)
+        self.norm_mlp = nn.RMSNorm(width, shape.eps)
+        self.gate_up = nn.Linear(width, 2 * shape.inner, bias=False)
+        self.down = nn.Linear(shape.inner, width, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, store: Store | None = None
+    ) -> torch.Tensor:
+        """x [B, T, width]; mask [B, 1, T, S] additive or boolean, None where every query sees all that is stored."""
+        shape = self.shape
+        q, k, v = self._split(self.qkv(self.norm_in(x)))
+        q, k = rotation.turn(q), rotation.turn(k)
+        if store is not None:
+            k, v = store.update(k, v)
+        grouped: dict[str, Any] = {"enable_gqa": True} if shape.heads != shape.shared else {}
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, dim=-1)
+        down: torch.Tensor = self.down(F.silu(gate) * up)
+        return x + down
+
+    def _split(self, joint: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[B, T, ...] -> queries, keys, values [B, heads, T, size]."""
+        shape = self.shape
+        parts = joint.unflatten(-1, (-1, shape.size)).transpose(1, 2)
+        q, k, v = parts.split((shape.heads, shape.shared, shape.shared), dim=1)
+        return q, k, v
