@@ -87,6 +87,6 @@ class Block(nn.Module):
     def _split(self, joint: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[B, T, ...] -> queries, keys, values [B, heads, T, size]."""
         shape = self.shape
-        parts = joint.unflatten(-1, (-1, shape.size)).transpose(1, 2)
+        parts = joint.view(*joint.shape[:2], -1, shape.size).transpose(1, 2)
         q, k, v = parts.split((shape.heads, shape.shared, shape.shared), dim=1)
         return q, k, v
