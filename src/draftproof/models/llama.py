@@ -88,5 +88,5 @@ class Block(nn.Module):
         """[B, T, ...] -> queries, keys, values [B, heads, T, size]."""
         shape = self.shape
         parts = joint.view(*joint.shape[:2], -1, shape.size).transpose(1, 2)
-        q, k, v = parts.split((shape.heads, shape.shared, shape.shared), dim=1)
-        return q, k, v
+        ends = shape.heads, shape.heads + shape.shared
+        return parts[:, : ends[0]], parts[:, ends[0] : ends[1]], parts[:, ends[1] :]
