@@ -2,7 +2,8 @@
 
 `python -m benchmarks.audit --tokens 200000` collects transcripts from SmolLM2, audits them and writes
 benchmarks/results/audit.json, one row for each engine and setting. It runs on a GPU if there is one; on a CPU ask for a
-few thousand tokens. `--only lookup assisted` chooses engines; a row that is there already is replaced.
+few thousand tokens. `--target small` audits a random model of 258 tokens instead, for which a CPU is enough. `--only
+lookup assisted` chooses engines; a row that is there already is replaced.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
 from draftproof.engine.generate import encode
 from draftproof.models import load
+from draftproof.models.cache import Recall
 from draftproof.models.hf import HFModel
 from draftproof.models.ngram import NGram
 from draftproof.sampling import Sampling
@@ -52,6 +54,30 @@ QUESTIONS = (
 )
 
 
+def small() -> HFModel:
+    """A random model, cheap enough for many tokens on a CPU; weights so large that its laws are far from flat."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    network = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=258,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            bos_token_id=None,
+            eos_token_id=256,
+        )
+    )
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(3)
+    return HFModel(network, None, "small")
+
+
 def rounded(target: HFModel, bits: int) -> HFModel:
     """A draft for any target: its own weights, rounded to 2**bits levels a matrix row."""
     network = copy.deepcopy(target.network)
@@ -65,7 +91,8 @@ def rounded(target: HFModel, bits: int) -> HFModel:
 
 def engines(target: HFModel, draft: HFModel, length: int) -> dict[str, Any]:
     """Name -> (function from settings to endless transcripts, draft's law for the audit)."""
-    prompts = [encode(target, question) for question in QUESTIONS]
+    words = [question if target.tokenizer else list(question.encode()[:32]) for question in QUESTIONS]
+    prompts = [encode(target, question) for question in words]
     ngram = NGram(target.vocabulary)
 
     def ours(verify: str, guesser: Any) -> Any:
@@ -87,7 +114,8 @@ def engines(target: HFModel, draft: HFModel, length: int) -> dict[str, Any]:
         "transformers, assisted": (theirs(assistant=draft), draft),
     }
     made |= {f"draftproof, {rule}, model": (ours(rule, draft), draft) for rule in RULES}
-    return made | {f"draftproof, {rule}, ngram": (ours(rule, ngram), ngram) for rule in ("token", "block")}
+    made |= {f"draftproof, {rule}, ngram": (ours(rule, ngram), ngram) for rule in ("token", "block")}
+    return made | {"draftproof, block, cache": (ours("block", Recall(target.vocabulary)), None)}
 
 
 def enough(make: Any, sampling: Sampling, tokens: int) -> Iterator[Transcript]:
@@ -104,6 +132,7 @@ def enough(make: Any, sampling: Sampling, tokens: int) -> Iterator[Transcript]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
+    parser.add_argument("--target", default="smollm2")
     parser.add_argument("--tokens", type=int, default=200_000)
     parser.add_argument("--length", type=int, default=128, help="longest text")
     parser.add_argument("--tolerance", type=float, default=1e-4)
@@ -111,7 +140,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--pages", type=Path, help="folder for the HTML reports")
     options = parser.parse_args()
-    target = load("smollm2")
+    target = small() if options.target == "small" else load(options.target)
     draft = rounded(target, 4)
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, (make, guesser) in engines(target, draft, options.length).items():
@@ -121,7 +150,11 @@ def main() -> None:
             found = audit(transcripts, target, draft=guesser, tolerance=options.tolerance)
             print(f"{name}, {setting}: {found.verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
             row = {key: value for key, value in found.as_dict().items() if key not in ("curve", "families", "worst")}
-            rows[f"{name}, {setting}"] = {**row, "device": target.network.device.type, "torch": torch.__version__}
+            rows[f"{target.name}: {name}, {setting}"] = {
+                **row,
+                "device": target.network.device.type,
+                "torch": torch.__version__,
+            }
             RESULTS.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
             if options.pages:
                 from draftproof.audit.page import html
