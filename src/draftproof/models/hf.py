@@ -36,8 +36,9 @@ class HFModel:
         self.layers = int(config.num_hidden_layers)
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
-    def session(self, rows: int, capacity: int) -> HFSession:
-        return HFSession(self, rows, capacity)
+    def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
+        """`taps`: hidden states to keep for a drafter that reads them, numbered as transformers numbers them."""
+        return HFSession(self, rows, capacity, taps)
 
 
 class HFSession:
@@ -45,9 +46,10 @@ class HFSession:
 
     speaks: Literal["logits", "law"] = "logits"
 
-    def __init__(self, model: HFModel, rows: int, capacity: int) -> None:
+    def __init__(self, model: HFModel, rows: int, capacity: int, taps: Sequence[int] = ()) -> None:
         self.model = model
         self.capacity = capacity
+        self.taps = tuple(taps)
         self.cache = SlotCache(model.layers, rows, capacity)
         self.length = np.zeros(rows, dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
@@ -62,6 +64,11 @@ class HFSession:
         self.pending[target] = list(self.pending[source])
         self.cache.copy(source, target, int(self.length[source]) + 1 + self.extended)
 
+    def read(self, rows: int) -> None:
+        """Read what is pending in the first rows ahead of the next call: who wants its hidden states needs them now."""
+        if any(self.pending[:rows]):
+            self.extend(Tree.chain(0), np.zeros((rows, 1), dtype=np.int64), range(0))
+
     @torch.no_grad()
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         network = self.model.network
@@ -72,21 +79,25 @@ class HFSession:
         self.cache.place(slots, device)
         dtype = network.dtype
         bias = {kind: _additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in masks.items()}
-        trim = {"logits_to_keep": len(nodes)} if self.model.trims_logits else {}
-        logits = network(
+        extra: dict[str, Any] = {"logits_to_keep": max(len(nodes), 1)} if self.model.trims_logits else {}
+        if self.taps:
+            extra["output_hidden_states"] = True
+        said = network(
             input_ids=torch.as_tensor(ids, device=device),
             position_ids=torch.as_tensor(positions, device=device),
             attention_mask=bias if len(bias) > 1 else next(iter(bias.values())),
             past_key_values=self.cache,
             use_cache=True,
-            **trim,
-        ).logits[:, -len(nodes) :]
+            **extra,
+        )
+        if self.taps:
+            self.cache.keep(torch.cat([said.hidden_states[tap] for tap in self.taps], dim=-1))
         if nodes.start == 0:
             for b in range(len(ids)):
                 self.length[b] += len(self.pending[b])
                 self.pending[b] = []
         self.extended = nodes.stop
-        return logits
+        return said.logits[:, -max(len(nodes), 1) :]
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):

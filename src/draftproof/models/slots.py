@@ -2,7 +2,7 @@
 
 transformers' own caches grow by concatenation and forget what a sliding window has passed, so they cannot undo. Here
 each layer owns one buffer of fixed size; undoing is forgetting a length. Slot 0 takes the padding of uneven rows, token
-t of a text lives in slot t + 1.
+t of a text lives in slot t + 1. A drafter that reads the model's hidden states finds them in the same slots.
 """
 
 from __future__ import annotations
@@ -37,12 +37,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.lazy_initialization(key_states, value_states)
         first, used = self.cache.first, self.cache.used
         rows = slice(first, first + key_states.shape[0])
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            if self.cache.start is not None:  # one row: the slots are a range
-                buffer[rows, :, self.cache.start : self.cache.start + states.shape[2]] = states
-            else:
-                each = torch.arange(rows.start, rows.stop, device=buffer.device)[:, None]
-                buffer[each, :, self.cache.slots] = states.transpose(1, 2)
+        self.cache.write(self.keys, key_states)
+        self.cache.write(self.values, value_states)
         return self.keys[rows, :, :used], self.values[rows, :, :used]
 
     def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
@@ -68,6 +64,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.used = 1
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
+        self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def place(self, slots: np.ndarray, device: torch.device, first: int = 0) -> None:
@@ -82,22 +79,37 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.first, self.start, self.slots = 0, None, slots
         self.used = self.capacity + 1
 
+    def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
+        """States [B, heads, T, width] of this call's tokens into their slots."""
+        if self.start is not None:  # one row: the slots are a range
+            buffer[self.first : self.first + 1, :, self.start : self.start + states.shape[2]] = states
+        else:
+            each = torch.arange(self.first, self.first + len(states), device=buffer.device)[:, None]
+            buffer[each, :, self.slots] = states.transpose(1, 2)
+
+    def keep(self, states: torch.Tensor) -> None:
+        """Hidden states [B, T, F] of this call's tokens, for a drafter that reads them."""
+        if self.features is None:
+            self.features = states.new_zeros((self.rows, 1, self.capacity + 1, states.shape[-1]))
+        self.write(self.features, states[:, None])
+
     def move(self, row: int, source: list[int], target: list[int]) -> None:
         """Copy slots of one row: how an accepted path of a tree becomes a straight text."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                for buffer in (layer.keys, layer.values):
-                    buffer[row, :, target] = buffer[row, :, source]
+        for buffer in self.buffers:
+            buffer[row, :, target] = buffer[row, :, source]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first slots of one row the same as those of another."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                for buffer in (layer.keys, layer.values):
-                    buffer[target, :, :length] = buffer[source, :, :length]
+        for buffer in self.buffers:
+            buffer[target, :, :length] = buffer[source, :, :length]
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """What has been made so far: keys and values of each layer, and hidden states where they are kept."""
+        made = [buffer for layer in self.layers if layer.is_initialized for buffer in (layer.keys, layer.values)]
+        return made if self.features is None else [*made, self.features]
 
     @property
     def bytes(self) -> int:
         """Memory held, in bytes; fixed after the first call."""
-        made = [layer for layer in self.layers if layer.is_initialized]
-        return sum(b.nelement() * b.element_size() for layer in made for b in (layer.keys, layer.values))
+        return sum(buffer.nelement() * buffer.element_size() for buffer in self.buffers)

@@ -20,8 +20,11 @@ from draftproof.models.slots import SlotCache
 class StaticSession:
     """B rows of up to `capacity` tokens."""
 
-    def __init__(self, model: HFModel, rows: int, capacity: int, compiled: bool = False) -> None:
+    def __init__(
+        self, model: HFModel, rows: int, capacity: int, compiled: bool = False, taps: Sequence[int] = ()
+    ) -> None:
         self.model = model
+        self.taps = tuple(taps)  # hidden states that a drafter reads
         self.capacity = capacity
         self.cache = SlotCache(model.layers, rows, capacity)
         self.device = model.network.device
@@ -61,12 +64,16 @@ class StaticSession:
             seen = visible if window is None else visible & (own - slots < window)
             bias = torch.zeros(seen.shape, dtype=network.dtype, device=self.device)
             masks[kind] = bias.masked_fill_(~seen, torch.finfo(network.dtype).min)[:, None]
-        logits: torch.Tensor = run(
+        said = run(
             input_ids=ids,
             position_ids=positions.clamp_min(0),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             past_key_values=self.cache,
             use_cache=True,
             **({"logits_to_keep": keep} if self.model.trims_logits else {}),
-        ).logits
+            **({"output_hidden_states": True} if self.taps else {}),
+        )
+        if self.taps:
+            self.cache.keep(torch.cat([said.hidden_states[tap] for tap in self.taps], dim=-1))
+        logits: torch.Tensor = said.logits
         return logits[:, -keep:]
