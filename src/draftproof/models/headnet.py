@@ -1,0 +1,118 @@
+"""The trained head (EAGLE, Li et al. 2401.15077 and 2503.01840): a layer that continues the target's own thoughts.
+
+Entry t reads what the target knew at token t (its hidden states of a few layers, fused into one) and the embedding of
+token t + 1, and predicts token t + 2. For guessed tokens, which the target has not read yet, the head's own output
+stands in for the target's state. It guesses among frequent tokens only: the rows of the target's output matrix that
+belong to them are its own output matrix.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from draftproof.errors import DraftproofError
+from draftproof.models.llama import Block, Rotation, Shape, Store, frequencies
+
+KIND = "draftproof-head"
+
+
+class HeadConfig(NamedTuple):
+    """Sizes of a head."""
+
+    shape: Shape
+    layers: int
+    taps: tuple[int, ...]  # which of transformers' `hidden_states` it reads; the last of those is after the final norm
+    theta: float  # of rotary positions
+    draft_tokens: int  # D
+
+
+class HeadNetwork(nn.Module):
+    """Fuse, read, guess; embeddings and output rows are the target's and are passed in."""
+
+    tokens: torch.Tensor  # [D] ids of the tokens it can guess, ascending
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, eps = config.shape.width, config.shape.eps
+        self.tap_scale = nn.Parameter(torch.ones(len(config.taps), width))
+        self.fusion = nn.Linear(len(config.taps) * width, width, bias=False)
+        self.norm_state = nn.RMSNorm(width, eps)
+        self.norm_embedding = nn.RMSNorm(width, eps)
+        self.join = nn.Linear(2 * width, width, bias=False)
+        self.blocks = nn.ModuleList(Block(config.shape) for _ in range(config.layers))
+        self.norm_out = nn.RMSNorm(width, eps)
+        self.register_buffer("tokens", torch.zeros(config.draft_tokens, dtype=torch.int64))
+        # no buffer: a network in bfloat16 still needs its angles in float32
+        self.frequencies = frequencies(config.shape.size, config.theta)
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's hidden states [B, T, taps * width], tap after tap, as states of the head [B, T, width]."""
+        taps, width = self.tap_scale.shape
+        each = F.rms_norm(features.view(*features.shape[:-1], taps, width), (width,), eps=self.config.shape.eps)
+        return self.fusion((each * self.tap_scale).flatten(-2))  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        states: torch.Tensor,
+        embeddings: torch.Tensor,
+        rotation: Rotation,
+        mask: torch.Tensor | None,
+        stores: Sequence[Store | None],
+    ) -> torch.Tensor:
+        """States of tokens t and embeddings of tokens t + 1, both [B, T, width] -> states of tokens t + 1.
+
+        Positions are those of tokens t; mask and stores (one a layer) as for a Block.
+        """
+        x = self.join(torch.cat([self.norm_state(states), self.norm_embedding(embeddings)], dim=-1))
+        for block, store in zip(self.blocks, stores, strict=True):
+            x = block(x, rotation, mask, store)
+        return x  # type: ignore[no-any-return]
+
+    def logits(self, states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """[..., width] and the target's output rows of `tokens` [D, width] -> [..., D]."""
+        return F.linear(self.norm_out(states), output)
+
+
+def save(network: HeadNetwork, folder: Path) -> None:
+    """config.json and model.safetensors: matrices as 8-bit integers with one scale per output channel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = network.config
+    described = {"kind": KIND, **config._asdict(), "shape": config.shape._asdict()}
+    (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
+    stored = {"tokens": network.tokens.to(torch.int32).cpu()}
+    for name, weight in network.named_parameters():
+        values = weight.detach().float().cpu()
+        if name == "tap_scale" or values.ndim == 1:
+            stored[name] = values
+        else:
+            scale = values.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
+            stored[name], stored[f"{name}.scale"] = torch.round(values / scale).to(torch.int8), scale
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+
+
+def load(folder: Path) -> HeadNetwork:
+    """The head in a folder, in float32 and ready to guess."""
+    try:
+        described = json.loads((folder / "config.json").read_text())
+        stored = load_file(folder / "model.safetensors")
+    except (OSError, ValueError) as error:
+        raise DraftproofError(
+            f"no head can be read in {folder} ({error}): train one with `draftproof distill`"
+        ) from error
+    if described.pop("kind", None) != KIND:
+        raise DraftproofError(f"{folder} holds no head but another kind of model: load it as a model")
+    shape, taps = Shape(**described.pop("shape")), tuple(described.pop("taps"))
+    network = HeadNetwork(HeadConfig(shape=shape, taps=taps, **described))
+    scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
+    weights = {name: value.float() * scales[name] if name in scales else value for name, value in stored.items()}
+    network.load_state_dict({**weights, "tokens": stored["tokens"].long()})
+    return network.eval().requires_grad_(False)
