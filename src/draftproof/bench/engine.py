@@ -72,6 +72,8 @@ def peers(pair: Pair, options: Options, batch: int) -> Iterator[Way]:
     yield theirs.plain(*names)
     if pair.device == "cuda" or options.compiled:
         yield theirs.static(*names)
+    if theirs.has_vllm():
+        yield theirs.vllm(pair.network)
     length = 5 if options.tree == "auto" else Tree.parse(options.tree).depth[-1]
     if batch == 1 and pair.assistant is not None:
         yield theirs.assisted(*names, pair.assistant, length)

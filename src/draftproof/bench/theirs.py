@@ -1,7 +1,8 @@
-"""transformers' ways of writing: `generate` plain, with a static cache compiled, and assisted."""
+"""Peers' ways of writing: transformers' `generate` plain, static and assisted; vLLM where it is installed."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,35 @@ def assisted(network: Any, tokenizer: Any, assistant: Any, length: int) -> Way:
 def lookup(network: Any, tokenizer: Any, length: int) -> Way:
     """Guesses from the text itself."""
     return _counted("transformers lookup", network, tokenizer, {"prompt_lookup_num_tokens": length})
+
+
+def has_vllm() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def vllm(network: Any) -> Way:
+    """vLLM in a process of its own, as it starts by default; it loads the model's folder in our precision."""
+
+    def ready(workload: Workload) -> Write:
+        from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
+
+        engine = LLM(
+            network.config._name_or_path,
+            dtype=str(network.dtype).removeprefix("torch."),
+            max_model_len=workload.longest + workload.tokens,
+            max_num_seqs=workload.batch,
+            disable_log_stats=True,
+        )
+
+        def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
+            law = SamplingParams(temperature=temperature, max_tokens=workload.tokens, ignore_eos=True)
+            asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            count = sum(len(made.outputs[0].token_ids) for made in engine.generate(asked, law, use_tqdm=False))
+            return Run(count, count, {})
+
+        return write
+
+    return Way("vllm plain", ready)
 
 
 def _way(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Way:
