@@ -59,6 +59,11 @@ class HFSession:
         self.length[row] = 0
         self.pending[row] = list(tokens[:-1])
 
+    def rejoin(self, row: int, tokens: Sequence[int], kept: int) -> None:
+        """Join again between two steps, with a text whose first `kept` tokens the row holds already."""
+        self.length[row] = min(int(self.length[row]), kept, len(tokens) - 1)
+        self.pending[row] = list(tokens[self.length[row] : -1])
+
     def copy(self, source: int, target: int) -> None:
         self.length[target] = self.length[source]
         self.pending[target] = list(self.pending[source])
