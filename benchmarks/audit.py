@@ -13,6 +13,7 @@ import copy
 import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from draftproof.audit import audit, collect
 from draftproof.audit.transcripts import Transcript
+from draftproof.bench.rows import facts
 from draftproof.draft import Tree
 from draftproof.engine.generate import encode
 from draftproof.models import load
@@ -139,23 +141,23 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of engines")
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--pages", type=Path, help="folder for the HTML reports")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     target = small() if options.target == "small" else load(options.target)
-    draft = rounded(target, 4)
-    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name, (make, guesser) in engines(target, draft, options.length).items():
+    where = facts(target.network.device.type)._asdict()
+    rows = json.loads(options.results.read_text()) if options.results.exists() else {}
+    for name, (make, guesser) in engines(target, rounded(target, 4), options.length).items():
         for setting in options.settings if any(part in name for part in options.only) else ():
-            start = time.perf_counter()
-            transcripts = enough(make, SETTINGS[setting], options.tokens)
+            clock = [time.perf_counter()]
+            transcripts = list(enough(make, SETTINGS[setting], options.tokens))
+            clock.append(time.perf_counter())
             found = audit(transcripts, target, draft=guesser, tolerance=options.tolerance)
-            print(f"{name}, {setting}: {found.verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
+            clock.append(time.perf_counter())
+            seconds = dict(zip(("collect_s", "audit_s"), (round(b - a, 1) for a, b in pairwise(clock)), strict=True))
+            print(f"{name}, {setting}: {found.verdict}, {seconds}", flush=True)
             row = {key: value for key, value in found.as_dict().items() if key not in ("curve", "families", "worst")}
-            rows[f"{target.name}: {name}, {setting}"] = {
-                **row,
-                "device": target.network.device.type,
-                "torch": torch.__version__,
-            }
-            RESULTS.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+            rows[f"{target.name}: {name}, {setting}"] = {**row, **seconds, "seed": 0, **where}
+            options.results.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
             if options.pages:
                 from draftproof.audit.page import html
 
