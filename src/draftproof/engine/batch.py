@@ -13,7 +13,7 @@ from draftproof.engine.request import Request
 from draftproof.engine.step import Rule, step
 from draftproof.engine.text import Piece
 from draftproof.errors import DraftproofError
-from draftproof.models.session import Model
+from draftproof.models.session import Model, sessions
 
 
 class Batch:
@@ -36,8 +36,7 @@ class Batch:
         self.rule, self.tree, self.draw = rule, tree, draw
         self.vocabulary = target.vocabulary
         self.size = size
-        self.target = target.session(size, capacity)
-        self.drafters = [draft.session(size, capacity) for draft in drafts]
+        self.target, self.drafters = sessions(target, drafts, size, capacity)
         self.rows: list[list[Request]] = []
 
     def add(self, requests: Sequence[Request]) -> None:

@@ -13,7 +13,7 @@ from draftproof.engine.propose import propose
 from draftproof.errors import DraftproofError
 from draftproof.law import sample
 from draftproof.limits.forest import Forest
-from draftproof.models.session import Model, Session
+from draftproof.models.session import Model, Session, sessions
 from draftproof.noise import Lane
 from draftproof.sampling import Sampling
 
@@ -39,7 +39,8 @@ class Walk:
         self.forest, self.length, self.context = forest, length, target.context
         self.last = len(ids) + tokens
         capacity = self.last + max(forest.width * length + 1, LARGEST)
-        self.sessions: list[Session] = [model.session(1, capacity) for model in (target, draft)]
+        main, beside = sessions(target, [draft], 1, capacity)
+        self.sessions: list[Session] = [main, *beside]
         for session in self.sessions:
             session.join(0, ids)
         kept = draft_top_k if draft_top_k < target.vocabulary else 0

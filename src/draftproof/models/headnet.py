@@ -32,6 +32,7 @@ class HeadConfig(NamedTuple):
     taps: tuple[int, ...]  # which of transformers' `hidden_states` it reads; the last of those is after the final norm
     theta: float  # of rotary positions
     draft_tokens: int  # D
+    origin: tuple[float, ...] = ()  # `fingerprint` of the target's output matrix
 
 
 class HeadNetwork(nn.Module):
@@ -82,6 +83,12 @@ class HeadNetwork(nn.Module):
         return F.linear(self.norm_out(states), output)
 
 
+def fingerprint(output: torch.Tensor) -> tuple[float, ...]:
+    """Norms of 16 rows of an output matrix [V, width]: enough to tell one target from another, in any precision."""
+    rows = torch.linspace(0, len(output) - 1, 16).long().to(output.device)
+    return tuple(round(float(norm), 5) for norm in output.detach()[rows].float().norm(dim=1))
+
+
 def save(network: HeadNetwork, folder: Path) -> None:
     """config.json and model.safetensors: matrices as 8-bit integers with one scale per output channel."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,8 +117,9 @@ def load(folder: Path) -> HeadNetwork:
         ) from error
     if described.pop("kind", None) != KIND:
         raise DraftproofError(f"{folder} holds no head but another kind of model: load it as a model")
-    shape, taps = Shape(**described.pop("shape")), tuple(described.pop("taps"))
-    network = HeadNetwork(HeadConfig(shape=shape, taps=taps, **described))
+    described["shape"] = Shape(**described["shape"])
+    described.update({name: tuple(described.get(name, ())) for name in ("taps", "origin")})
+    network = HeadNetwork(HeadConfig(**described))
     scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
     weights = {name: value.float() * scales[name] if name in scales else value for name, value in stored.items()}
     network.load_state_dict({**weights, "tokens": stored["tokens"].long()})

@@ -34,6 +34,7 @@ class HFModel:
         self.end_tokens = _end_tokens(network, tokenizer)
         self.windows = _attention_windows(network)
         self.layers = int(config.num_hidden_layers)
+        self.width = int(config.hidden_size)
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
@@ -51,6 +52,7 @@ class HFSession:
         self.capacity = capacity
         self.taps = tuple(taps)
         self.cache = SlotCache(model.layers, rows, capacity)
+        self.cache.make_features(len(self.taps) * model.width, model.network)
         self.length = np.zeros(rows, dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
         self.extended = 0  # nodes of the current tree that are in the cache
@@ -141,11 +143,11 @@ class HFSession:
             slots[b, lead:] = base[b] + 1 + np.arange(nodes.start, nodes.stop)
         visible = np.arange(slots.max() + 1) <= np.where(slots > 0, slots, 0)[:, :, None]  # [B, T, S]
         visible[:, :, 0] = slots == 0  # padding sees padding, nothing else does
-        ancestry = _ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
+        above = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
         place = np.maximum(np.arange(slots.max() + 1) - 1, 0)[None].repeat(rows, 0)  # position of each slot
         for b in range(rows):
             first = base[b] + 1
-            visible[b, lead:, first : first + nodes.stop] = ancestry
+            visible[b, lead:, first : first + nodes.stop] = above
             visible[b, :, first + nodes.stop :] = False
             place[b, first : first + nodes.stop] = base[b] + depth[: nodes.stop]
         masks = {}
@@ -162,7 +164,7 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @lru_cache(maxsize=64)
-def _ancestry(tree: Tree) -> np.ndarray:
+def ancestry(tree: Tree) -> np.ndarray:
     """[N, N]: whether the second node is the first or one of its ancestors."""
     table = np.eye(tree.size, dtype=bool)
     for node in range(1, tree.size):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from draftproof.draft import Tree
+from draftproof.errors import DraftproofError
 from draftproof.law import Array
 
 
@@ -51,3 +52,14 @@ class Model(Protocol):
     def session(self, rows: int, capacity: int) -> Session:
         """Room for `rows` texts of up to `capacity` tokens each, a draft tree included."""
         ...
+
+
+def sessions(target: Model, drafts: Sequence[Model], rows: int, capacity: int) -> tuple[Session, list[Session]]:
+    """A session of the target and one of each drafter; one with `taps` reads hidden states in the target's session."""
+    guests: list[Any] = list(drafts)
+    taps = {tuple(one.taps) for one in guests if getattr(one, "taps", ())}
+    if len(taps) > 1:
+        raise DraftproofError(f"these drafters read different layers of the target ({sorted(taps)}): use one of them")
+    host: Any = target
+    main = host.session(rows, capacity, *taps)
+    return main, [one.beside(main) if hasattr(one, "beside") else one.session(rows, capacity) for one in guests]

@@ -74,6 +74,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.start = int(slots[0, 0]) if len(slots) == 1 else None
         self.slots = None if len(slots) == 1 else torch.as_tensor(slots, device=device)
 
+    def place_range(self, start: int, count: int) -> None:
+        """The same where every row's tokens go to the same slots."""
+        self.first, self.start, self.slots = 0, start, None
+        self.used = start + count
+
     def place_on_device(self, slots: torch.Tensor) -> None:
         """The same where the host does not know the slots: read everything."""
         self.first, self.start, self.slots = 0, None, slots
@@ -81,16 +86,21 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
         """States [B, heads, T, width] of this call's tokens into their slots."""
-        if self.start is not None:  # one row: the slots are a range
-            buffer[self.first : self.first + 1, :, self.start : self.start + states.shape[2]] = states
+        if self.start is not None:  # one row, or all alike: the slots are a range
+            buffer[self.first : self.first + len(states), :, self.start : self.start + states.shape[2]] = states
         else:
             each = torch.arange(self.first, self.first + len(states), device=buffer.device)[:, None]
             buffer[each, :, self.slots] = states.transpose(1, 2)
 
+    def make_features(self, width: int, network: Any) -> None:
+        """Room for hidden states of this width, for a drafter that reads them; none for width 0."""
+        if width:
+            shape = (self.rows, 1, self.capacity + 1, width)
+            self.features = torch.zeros(shape, dtype=network.dtype, device=network.device)
+
     def keep(self, states: torch.Tensor) -> None:
-        """Hidden states [B, T, F] of this call's tokens, for a drafter that reads them."""
-        if self.features is None:
-            self.features = states.new_zeros((self.rows, 1, self.capacity + 1, states.shape[-1]))
+        """Hidden states [B, T, F] of this call's tokens."""
+        assert self.features is not None
         self.write(self.features, states[:, None])
 
     def move(self, row: int, source: list[int], target: list[int]) -> None:

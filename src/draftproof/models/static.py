@@ -27,6 +27,7 @@ class StaticSession:
         self.taps = tuple(taps)  # hidden states that a drafter reads
         self.capacity = capacity
         self.cache = SlotCache(model.layers, rows, capacity)
+        self.cache.make_features(len(self.taps) * model.width, model.network)
         self.device = model.network.device
         # dynamic=False: a call has one of two shapes, and each deserves code of its own
         self._fast = torch.compile(model.network.forward, dynamic=False) if compiled else model.network

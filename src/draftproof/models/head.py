@@ -1,0 +1,228 @@
+"""The trained head as drafter (EAGLE, Li et al. 2401.15077): it reads the hidden states in the target's own session.
+
+Entry t of the head lives in slot t + 1 of its cache, as token t does in the target's, so both use the same numbers.
+An entry made from the target's states stays; entries of guesses, made from the head's own states, are forgotten when
+the step is committed, and made anew from true states once the target has read them. Entry -1, which the guess after a
+text of one token needs, has no state to read: it gets zeros, and slot 0, which no other entry sees.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from draftproof.draft import Tree
+from draftproof.errors import DraftproofError
+from draftproof.law import Array
+from draftproof.models import headnet
+from draftproof.models.headnet import HeadNetwork
+from draftproof.models.hf import HFModel, HFSession, ancestry
+from draftproof.models.int8 import Input, Int8Linear
+from draftproof.models.llama import Rotation
+from draftproof.models.slots import SlotCache
+
+
+class HeadModel:
+    """A head bound to its target, whose embeddings and output rows it uses."""
+
+    def __init__(self, target: HFModel, network: HeadNetwork, name: str = "head") -> None:
+        rows = _output_matrix(target.network)
+        check(target, network, rows)
+        self.target = target
+        self.name, self.vocabulary, self.context = name, target.vocabulary, target.context
+        self.end_tokens = target.end_tokens
+        self.tokenizer = None  # its tokens are the target's by construction
+        self.taps = network.config.taps
+        whole = target.network
+        self.embed = whole.get_input_embeddings()
+        output = nn.Linear(network.config.shape.width, len(network.tokens), bias=False)
+        output.weight = nn.Parameter(rows[network.tokens.to(rows.device)].contiguous(), requires_grad=False)
+        self.network = copy.deepcopy(network).to(whole.device, whole.dtype).eval().requires_grad_(False)
+        self.output: nn.Module = output
+        if isinstance(whole.get_output_embeddings(), Int8Linear):  # the target computes in integers: so does the head
+            self.network, self.output = _in_integers(self.network), _integers(output)
+
+    def session(self, rows: int, capacity: int) -> HeadSession:
+        raise DraftproofError("a head reads its target's session: open both with draftproof.models.session.sessions")
+
+    def beside(self, session: Any) -> HeadSession:
+        """A session that reads the hidden states of this one, a session of the target with the head's taps."""
+        while hasattr(session, "session"):  # a memory in front of the target
+            session = session.session
+        if getattr(session, "model", None) is not self.target:
+            raise DraftproofError(f"this head drafts for {self.target.name!r}: open it with the target it is to serve")
+        return HeadSession(self, session)
+
+    @torch.no_grad()
+    def run(
+        self, states: torch.Tensor, ids: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, cache: SlotCache
+    ) -> torch.Tensor:
+        """States [B, T, width] and the tokens [B, T] after them -> the head's own states after those tokens."""
+        made: torch.Tensor = self.network(states, self.embed(ids), rotation, mask, cache.layers)
+        return made
+
+    @torch.no_grad()
+    def scores(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., D] logits of the tokens it can guess."""
+        said: torch.Tensor = self.output(self.network.norm_out(states))
+        return said
+
+    def angles(self, capacity: int) -> Rotation:
+        """Rotations of positions 0 to `capacity`, a row each, to be looked up."""
+        places = torch.arange(capacity + 1, device=self.embed.weight.device)[None]
+        table = Rotation.of(places, self.network.frequencies.to(places.device))
+        return Rotation(*(part[0, 0].to(self.embed.weight.dtype) for part in table))
+
+
+class HeadSession:
+    """Rows of guesses beside the rows of the target's session. Of row b, `known[b]` entries have seen true states."""
+
+    speaks: Literal["logits", "law"] = "logits"
+
+    def __init__(self, model: HeadModel, target: HFSession) -> None:
+        self.model, self.target = model, target
+        self.cache = SlotCache(model.network.config.layers, target.cache.rows, target.capacity)
+        self.angles = model.angles(target.capacity)
+        self.texts: list[list[int]] = [[] for _ in range(target.cache.rows)]
+        self.known = np.zeros(target.cache.rows, dtype=np.int64)
+        self.states = torch.empty(0)  # [B, N, width] the head's own, after each node of the current tree
+
+    def join(self, row: int, tokens: Sequence[int]) -> None:
+        self.texts[row], self.known[row] = [int(token) for token in tokens], 0
+
+    def copy(self, source: int, target: int) -> None:
+        self.texts[target], self.known[target] = list(self.texts[source]), self.known[source]
+        self.cache.copy(source, target, int(self.known[source]) + 1)
+
+    def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        tokens = np.asarray(tokens)
+        for level in tree.levels:
+            part = range(max(level.start, nodes.start), min(level.stop, nodes.stop))
+            if len(part):  # deeper nodes read the states of those above them
+                self._deeper(tree, tokens, part) if part.start else self._first(len(tokens))
+        scores = self.model.scores(self.states[:, nodes.start :])
+        logits = scores.new_full((*scores.shape[:2], self.model.vocabulary), -torch.inf)
+        return logits.index_copy_(-1, self.model.network.tokens, scores)
+
+    def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
+        for b, last in enumerate(node):
+            self.texts[b] += [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
+
+    def _first(self, rows: int) -> None:
+        """Entries that the cache has not, the one of node 0 last; columns are padding, then entries."""
+        self.target.read(rows)
+        last = np.array([len(text) - 2 for text in self.texts[:rows]])  # node 0's entry
+        start = np.minimum(self.known[:rows], last)
+        width = int((last - start).max()) + 1
+        entries = np.arange(1 - width, 1) + last[:, None]  # [B, T]
+        entries = np.where(entries < start[:, None], -1, entries)
+        ids = np.array([[text[entry + 1] for entry in row] for text, row in zip(self.texts, entries, strict=False)])
+        slots = torch.as_tensor(entries + 1, device=self.angles.cos.device)
+        seen = torch.arange(int(last.max()) + 2, device=slots.device)
+        mask = (seen <= slots[..., None]) & ((seen > 0) | (slots[..., None] == 0))
+        states = self._run(self._features(slots), ids, entries, slots.cpu().numpy(), mask)
+        self.known[:rows] = last + 1
+        self.states = states[:, -1:]
+
+    def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
+        """Guessed nodes of one level, from the head's own states after their parents."""
+        drawn = tokens[:, nodes.start : nodes.stop]
+        base = self.known[: len(tokens), None]  # node 0's slot
+        slots = base + np.arange(nodes.start, nodes.stop)
+        entries = base - 1 + tree.depth[nodes.start]
+        seen = np.arange(slots.max() + 1)
+        mask = np.repeat((seen <= base)[:, None], len(nodes), axis=1)
+        for b, first in enumerate(base[:, 0]):
+            mask[b, :, first : first + nodes.stop] = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
+        mask[:, :, 0] = False
+        parents = self.states[:, [tree.parent[node] for node in nodes]]
+        made = self._run(
+            parents,
+            np.where(drawn < 0, 0, drawn),
+            np.repeat(entries, len(nodes), axis=1),
+            slots,
+            torch.as_tensor(mask, device=parents.device),
+        )
+        self.states = torch.cat([self.states, made], dim=1)
+
+    def _run(
+        self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, slots: np.ndarray, mask: torch.Tensor
+    ) -> torch.Tensor:
+        device = states.device
+        self.cache.place(slots, device)
+        places = torch.as_tensor(entries, device=device).clamp_min(0)
+        rotation = Rotation(*(part[places][:, None] for part in self.angles))
+        return self.model.run(states, torch.as_tensor(ids, device=device), rotation, mask[:, None], self.cache)
+
+    @torch.no_grad()
+    def _features(self, slots: torch.Tensor) -> torch.Tensor:
+        """The target's states at these slots [B, T], fused; zeros for slot 0."""
+        features = self.target.cache.features
+        assert features is not None  # made for the head's taps
+        rows = torch.arange(len(slots), device=slots.device)[:, None]
+        return self.model.network.fuse(features[rows, 0, slots] * (slots > 0)[..., None])
+
+
+def check(target: HFModel, network: HeadNetwork, rows: torch.Tensor) -> None:
+    """A head works with the target it was trained for, or one that is the same function."""
+    config = target.network.config.get_text_config()
+    width = network.config.shape.width
+    if width != config.hidden_size:
+        raise DraftproofError(
+            f"this head reads states of width {width} but {target.name!r} has {config.hidden_size}: "
+            "train one for this target with `draftproof distill`"
+        )
+    if max(network.config.taps) > target.layers or int(network.tokens.max()) >= target.vocabulary:
+        raise DraftproofError(f"this head was trained for a larger model than {target.name!r}: train one for it")
+    origin = np.array(network.config.origin)
+    if len(origin) and not np.allclose(headnet.fingerprint(rows), origin, rtol=0.02):
+        raise DraftproofError(
+            f"this head was trained for another model than {target.name!r} (their output matrices differ): "
+            "train one for this target with `draftproof distill`"
+        )
+
+
+def load(folder: Path, target: HFModel, name: str = "head") -> HeadModel:
+    """The head in a folder made by `draftproof distill`."""
+    return HeadModel(target, headnet.load(folder), name)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a head, and not a model of transformers."""
+    try:
+        described = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and described.get("kind") == headnet.KIND
+
+
+def _output_matrix(network: Any) -> torch.Tensor:
+    """[V, width] in float, also where the target has it in integers."""
+    layer = network.get_output_embeddings()
+    if network.config.get_text_config().tie_word_embeddings:
+        layer = network.get_input_embeddings()
+    if isinstance(layer, nn.Linear | nn.Embedding):
+        return layer.weight.detach()
+    with torch.no_grad():
+        unit = torch.eye(network.config.get_text_config().hidden_size, device=network.device)
+        return torch.as_tensor(layer(unit)).t()  # what a layer does to unit vectors is its matrix
+
+
+def _integers(linear: nn.Linear) -> Int8Linear:
+    return Int8Linear(linear, Input(torch.ones(linear.in_features)))
+
+
+def _in_integers(network: HeadNetwork) -> HeadNetwork:
+    """Every product of the head in 8-bit integers."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, _integers(child))
+    return network
