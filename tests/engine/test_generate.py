@@ -358,7 +358,7 @@ def test_vocabularies_must_agree():
         dp.generate(tiny.model(), "hello", draft=table(1))
     other = tiny.model()
     other.tokenizer = dataclasses.make_dataclass("Other", ["get_vocab"])(lambda: {"a": 1})
-    with pytest.raises(dp.DraftproofError, match="number their tokens differently"):
+    with pytest.raises(dp.DraftproofError, match="is of a kind whose tokens are not understood"):
         dp.generate(tiny.model(), "hello", draft=other)
 
 

@@ -24,8 +24,9 @@ from draftproof.engine.text import Piece
 from draftproof.engine.trace import Trace
 from draftproof.errors import DraftproofError
 from draftproof.lossy import Lossy
-from draftproof.models import check_vocabularies, drafter, load
+from draftproof.models import drafter, load
 from draftproof.models.session import Model
+from draftproof.models.vocabulary import fit
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling
 
@@ -122,9 +123,7 @@ def prepare(
     if not sampling.end_tokens:
         sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
     named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
-    drafts: list[Model] = [drafter(one, target) if isinstance(one, str) else one for one in named]
-    for one in drafts:
-        check_vocabularies(target, one)
+    drafts: list[Model] = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
     shape = Tree.chain(0) if not drafts else Auto(trees_of(rule)) if tree == "auto" else tree or Tree.chain(5)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from draftproof.errors import DraftproofError, nearest
 from draftproof.models.cache import Recall
 from draftproof.models.ngram import NGram
+from draftproof.models.retold import Retold
 from draftproof.models.session import Model
+from draftproof.models.vocabulary import fit
 
 if TYPE_CHECKING:
     from draftproof.models.hf import HFModel
@@ -46,15 +48,18 @@ def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFM
 
 
 def drafter(name: str, target: Model) -> Model:
-    """The drafter called `name` for this target: "ngram", "cache", or any model with the same vocabulary."""
+    """The drafter called `name` for this target: "ngram", "cache", "text:" and a model, or a model.
+
+    A model of another tokenizer family guesses in the tokens that both know (models/vocabulary.py); with "text:" before
+    its name it writes text, which is cut into the target's tokens (models/retold.py).
+    """
     if name == "ngram":
         return NGram(target.vocabulary)
     if name == "cache":
         return Recall(target.vocabulary)
     network = getattr(target, "network", None)
-    model = load(name, **({} if network is None else {"device": str(network.device)}))
-    check_vocabularies(target, model)
-    return model
+    model = load(name.removeprefix("text:"), **({} if network is None else {"device": str(network.device)}))
+    return Retold(target, model) if name.startswith("text:") else fit(target, model)
 
 
 def check_vocabularies(target: Model, draft: Model) -> None:
