@@ -21,9 +21,11 @@ from draftproof.engine.trace import Step
 from draftproof.errors import DraftproofError
 from draftproof.kernels import Controls, Names, Rule, Summary
 from draftproof.kernels.types import Fault, unsupported
+from draftproof.models.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
 from draftproof.models.static import StaticSession
+from draftproof.models.static_head import StaticHead
 from draftproof.sampling import Context, Sampling
 
 RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
@@ -37,7 +39,7 @@ def fits(
         isinstance(target, HFModel)
         and target.network.device.type == "cuda"
         and len(drafts) <= 1
-        and all(isinstance(draft, HFModel) for draft in drafts)
+        and all(isinstance(draft, HFModel) or _is_head(draft, target) for draft in drafts)
         and (rule in RULES or not drafts)
         and isinstance(shape, Tree)
         and shape.is_chain
@@ -46,12 +48,15 @@ def fits(
     )
 
 
+def _is_head(draft: Model, target: Model) -> bool:
+    return isinstance(draft, HeadModel) and draft.target is target
+
+
 class State(NamedTuple):
     """What a step reads and writes on the device, a row each."""
 
+    text: torch.Tensor  # [B, S] token t in slot t + 1; slot 0 stays 0
     base: torch.Tensor  # [B] position of the last committed token
-    last: torch.Tensor  # [B] that token
-    before: torch.Tensor  # [B] the token before it
     step: torch.Tensor  # [B]
     active: torch.Tensor  # [B] 1 where a text is being written, else 0
 
@@ -62,7 +67,7 @@ class FusedBatch:
     def __init__(
         self,
         target: Any,  # HFModel
-        draft: Any,  # HFModel or None
+        draft: Any,  # HFModel, HeadModel of the target, or None
         rule: str,
         length: int,
         size: int,
@@ -71,12 +76,17 @@ class FusedBatch:
     ) -> None:
         self.length = length if draft is not None else 0
         capacity += 2 * (self.length + 1)  # a text that has ended is noticed while one more step is in flight
-        self.target = StaticSession(target, size, capacity, compiled)
-        self.drafter = StaticSession(draft, size, capacity, compiled) if draft is not None else None
+        self.target = StaticSession(target, size, capacity, compiled, getattr(draft, "taps", ()))
+        self.drafter: StaticSession | StaticHead | None = None
+        if isinstance(draft, HeadModel):
+            self.drafter = StaticHead(draft, self.target, length, compiled)
+        elif draft is not None:
+            self.drafter = StaticSession(draft, size, capacity, compiled)
         self.vocabulary = target.vocabulary
         device = self.device = target.network.device
         self.rule = torch.full((size,), RULES.get(rule, Rule.TOKEN), dtype=torch.int32, device=device)
-        self.state = State(*(torch.zeros(size, dtype=torch.int64, device=device) for _ in State._fields))
+        shapes = ((size, capacity + 2), (size,), (size,), (size,))
+        self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self.seed, self.request = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
         self.requests: list[Request | None] = [None] * size
         self.controls: Controls | None = None
@@ -84,9 +94,12 @@ class FusedBatch:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made: tuple[torch.Tensor, ...] = ()
         self._waiting: list[_Reading] = []
+        self._said: list[tuple[Request, list[Piece]]] = []  # read before its turn
 
     def add(self, requests: Sequence[Request]) -> None:
         """Requests with one prompt: it is read once and copied."""
+        while self._waiting:  # the penalties of all rows are counted anew: every token must be there
+            self._said += self._read(self._waiting.pop(0))
         if len(requests) > self.room:
             raise DraftproofError(f"the batch has room for {self.room} more texts, not {len(requests)}: step first")
         rows = [row for row, request in enumerate(self.requests) if request is None][: len(requests)]
@@ -98,8 +111,7 @@ class FusedBatch:
                     session.copy(rows[0], row, len(prompt) - 1)
         index = torch.tensor(rows, device=self.device)
         self.state.base[index] = len(prompt) - 1
-        self.state.last[index] = prompt[-1]
-        self.state.before[index] = prompt[-2] if len(prompt) > 1 else 0
+        self.state.text[index, 1 : len(prompt) + 1] = torch.tensor(prompt, device=self.device)
         self.state.step[index] = 0
         self.state.active[index] = 1
         for row, request in zip(rows, requests, strict=True):
@@ -120,16 +132,17 @@ class FusedBatch:
 
     @property
     def is_finished(self) -> bool:
-        return not any(self.requests) and not self._waiting
+        return not any(self.requests) and not self._waiting and not self._said
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """Launch a step, and hand out what the one before it said."""
         if any(self.requests):
             self._waiting.append(self._launch())
+        said, self._said = self._said, []
         # one step stays in flight, so that the device never waits for the host
-        if len(self._waiting) > 1 or not any(self.requests):
-            return self._read(self._waiting.pop(0))
-        return []
+        if len(self._waiting) > 1 or (self._waiting and not any(self.requests)):
+            said += self._read(self._waiting.pop(0))
+        return said
 
     def _set_controls(self) -> None:
         """Controls of all rows; the graph is captured anew only if what it reads has moved or changed in kind."""
@@ -160,19 +173,18 @@ class FusedBatch:
         if self.drafter is not None:
             rows = []
             kept = Summary.empty(size, count, self.device) if self.device.type == "cuda" else None
-            # the token before the last one is read again: after a fully accepted draft the drafter has not seen it
-            ids, base = torch.stack([state.before, state.last], dim=1), state.base - 1
+            logits = self.drafter.start(state.text, state.base)
             for k in range(count):
-                logits = self.drafter.forward(ids, base, keep=1)[:, 0]
                 column = None if kept is None else Summary(*(part[:, k : k + 1] for part in kept))
                 drawn, _ = kernels.sample(
                     logits, controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
                 )
                 tokens[:, k] = drawn
                 rows.append(logits)
-                ids, base = tokens[:, k : k + 1], state.base + k + 1
+                if k + 1 < count:
+                    logits = self.drafter.go_on(drawn, state.base, k + 1)
             draft_logits, summary = torch.stack(rows, dim=1), kept
-        ids = torch.cat([state.last[:, None], tokens], dim=1)
+        ids = torch.cat([state.text.gather(1, state.base[:, None] + 1), tokens], dim=1)
         logits = self.target.forward(ids, state.base, keep=count + 1)
         out = kernels.verify(logits, draft_logits, tokens, controls, self.rule, names, drafted=summary)
         self._commit(out.tokens, out.accepted.to(torch.int64))
@@ -181,11 +193,9 @@ class FusedBatch:
     def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
         state, controls = self.state, self.controls
         assert controls is not None
-        last = emitted.gather(1, accepted[:, None])[:, 0]
-        inner = emitted.gather(1, (accepted - 1).clamp_min(0)[:, None])[:, 0]
-        going = state.active > 0
-        state.before.copy_(torch.where(going, torch.where(accepted > 0, inner, state.last), state.before))
-        state.last.copy_(torch.where(going, last, state.last))
+        # what follows the emitted tokens, and the text of a row that has ended, is overwritten before it is read
+        places = state.base[:, None] + torch.arange(2, self.length + 3, device=self.device)
+        state.text.scatter_(1, places, emitted.clamp_min(0))
         state.base.add_((accepted + 1) * state.active)
         state.step.add_(state.active)
         for counts in (controls.seen, controls.made):

@@ -28,6 +28,8 @@ from draftproof.models.int8 import Input, Int8Linear
 from draftproof.models.llama import Rotation
 from draftproof.models.slots import SlotCache
 
+SHIPPED = Path(__file__).parent.parent / "weights" / "smollm2-head"
+
 
 class HeadModel:
     """A head bound to its target, whose embeddings and output rows it uses."""
@@ -189,8 +191,13 @@ def check(target: HFModel, network: HeadNetwork, rows: torch.Tensor) -> None:
         )
 
 
-def load(folder: Path, target: HFModel, name: str = "head") -> HeadModel:
-    """The head in a folder made by `draftproof distill`."""
+def find(name: str, target: Any) -> HeadModel:
+    """The head that comes with the package ("head") or the one in a folder, for this target."""
+    while not isinstance(target, HFModel):  # perhaps with a memory in front of it
+        if not hasattr(target, "model"):
+            raise DraftproofError(f"a head reads hidden states and {target.name!r} has none: choose --draft ngram")
+        target = target.model
+    folder = SHIPPED if name == "head" else Path(name).expanduser()
     return HeadModel(target, headnet.load(folder), name)
 
 

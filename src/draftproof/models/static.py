@@ -47,6 +47,16 @@ class StaticSession:
         """Make the first `length` tokens of a row the same as another's."""
         self.cache.copy(source, target, length + 1)
 
+    def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        """As a drafter: logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""
+        # the token before it is read again: after a fully accepted draft the drafter has not seen it
+        ids = torch.cat([text.gather(1, base[:, None]), text.gather(1, base[:, None] + 1)], dim=1)
+        return self.forward(ids, base - 1, keep=1)[:, 0]
+
+    def go_on(self, token: torch.Tensor, base: torch.Tensor, count: int) -> torch.Tensor:
+        """Logits [B, V] after `count` guesses, of which token [B] is the last."""
+        return self.forward(token[:, None], base + count, keep=1)[:, 0]
+
     @torch.no_grad()
     def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""

@@ -1,0 +1,85 @@
+"""The trained head in calls of fixed shape, beside its target's StaticSession: a drafter that a CUDA graph replays.
+
+How many guesses were accepted is known on the device alone, so every step makes as many entries anew as it may have
+been; those that were there before get the same values again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftproof.models.head import HeadModel
+from draftproof.models.llama import Rotation
+from draftproof.models.slots import SlotCache
+from draftproof.models.static import StaticSession
+
+
+class StaticHead:
+    """B rows that draft chains of `length` tokens."""
+
+    def __init__(self, model: HeadModel, target: StaticSession, length: int, compiled: bool = False) -> None:
+        self.model, self.target = model, target
+        self.device, rows = target.device, target.cache.rows
+        self.cache = SlotCache(model.network.config.layers, rows, target.capacity)
+        self.angles = model.angles(target.capacity)
+        self.slots = torch.arange(target.capacity + 1, device=self.device)
+        self.recent = torch.arange(-length - 1, 0, device=self.device)  # entries that a step may have made true
+        shape = (length, rows, model.vocabulary)  # minus infinity stays where nothing can be guessed
+        self.logits = torch.full(shape, -torch.inf, dtype=target.model.network.dtype, device=self.device)
+        self.states = torch.empty(0)  # [B, 1, width] the head's own, after the last guess
+        # dynamic=False: a call has one of two shapes, and each deserves code of its own
+        self._fast = torch.compile(self._entries, dynamic=False) if compiled else self._entries
+
+    @torch.no_grad()
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Entries of a text that the target has read; the one of its last token and the next comes with a step."""
+        if len(tokens) > 1:
+            entries = torch.arange(len(tokens) - 1, device=self.device)[None]
+            self.cache.place(entries.cpu().numpy() + 1, self.device, first=row)
+            ids = torch.tensor([tokens[1:]], device=self.device)
+            self._entries(self._features()[row : row + 1, 1 : len(tokens)], ids, entries, self.slots[: len(tokens)])
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the entries of the first `length` tokens of a row the same as another's."""
+        self.cache.copy(source, target, length + 1)
+
+    @torch.no_grad()
+    def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        """Logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""
+        entries = (base[:, None] + self.recent).clamp_min(-1)  # before the text there is entry -1, as often as needed
+        self.cache.place_on_device(entries + 1)
+        rows = self.slots[: len(base), None]
+        features = self._features()[rows, entries + 1]  # slot 0 is never written: zeros
+        self.states = self._fast(features, text.gather(1, entries + 2), entries, self.slots)[:, -1:]
+        return self._say(0)
+
+    @torch.no_grad()
+    def go_on(self, token: torch.Tensor, base: torch.Tensor, count: int) -> torch.Tensor:
+        """Logits [B, V] after `count` guesses, of which token [B] is the last."""
+        entries = base[:, None] + (count - 1)
+        self.cache.place_on_device(entries + 1)
+        self.states = self._fast(self.states, token[:, None], entries, self.slots)
+        return self._say(count)
+
+    def _entries(
+        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Own states [B, T, width] after tokens [B, T]; the states before them are own ones or, wider, the target's."""
+        if states.shape[-1] != self.model.network.config.shape.width:
+            states = self.model.network.fuse(states)
+        own = entries[:, None, :, None] + 1
+        mask = (slots <= own) & ((slots > 0) | (own == 0))  # [B, 1, T, S]
+        places = entries.clamp_min(0)
+        rotation = Rotation(*(part[places][:, None] for part in self.angles))
+        return self.model.run(states, ids, rotation, mask, self.cache)
+
+    def _say(self, count: int) -> torch.Tensor:
+        scores = self.model.scores(self.states[:, 0])
+        return self.logits[count].index_copy_(1, self.model.network.tokens, scores)
+
+    def _features(self) -> torch.Tensor:
+        features = self.target.cache.features
+        assert features is not None  # the target's session has the head's taps
+        return features[:, 0]

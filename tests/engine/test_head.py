@@ -1,0 +1,297 @@
+"""The head as drafter: its laws are those of running it entry by entry on true hidden states, whatever came before."""
+
+from __future__ import annotations
+
+import collections
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import draftproof as dp
+from draftproof import DraftproofError, Tree, verify
+from draftproof.engine.batch import Batch
+from draftproof.engine.fused import FusedBatch
+from draftproof.engine.generate import choose_draw
+from draftproof.engine.laws import Member
+from draftproof.engine.request import Request
+from draftproof.engine.trace import Trace
+from draftproof.models import drafter, headnet
+from draftproof.models.head import HeadModel
+from draftproof.models.headnet import HeadConfig, HeadNetwork
+from draftproof.models.hf import HFModel
+from draftproof.models.int8 import quantise
+from draftproof.models.llama import Rotation, Shape
+from draftproof.models.session import sessions
+from tests import gof, tiny
+
+TAPS = (0, 1, 2)
+
+
+def network(layers=1, taps=TAPS, seed=5, origin=()):
+    """Random weights; half of the tokens can be guessed."""
+    torch.manual_seed(seed)
+    shape = Shape(width=32, heads=4, shared=2, size=8, inner=48)
+    made = HeadNetwork(HeadConfig(shape, layers, taps, 10000.0, tiny.VOCABULARY // 2, origin))
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.mul_(1 + torch.rand_like(weight)) if weight.ndim == 1 else weight.mul_(2)
+    made.tokens.copy_(torch.arange(0, tiny.VOCABULARY, 2))
+    return made.eval().requires_grad_(False)
+
+
+def head(**settings):
+    return HeadModel(tiny.model(), network(**settings))
+
+
+@torch.no_grad()
+def alone(model, text, path=()):
+    """Logits after text + path: every entry computed in one call, without any cache."""
+    whole, net = model.target.network, model.network
+    said = whole(torch.tensor([text]), output_hidden_states=True)
+    states = net.fuse(torch.cat([said.hidden_states[tap] for tap in model.taps], dim=-1))[:, : len(text) - 1]
+    tokens = list(text)
+    for token in (*path, None):
+        count = states.shape[1]
+        rotation = Rotation.of(torch.arange(count)[None], net.frequencies)
+        mask = torch.ones(count, count).tril().bool()[None, None]
+        embedded = whole.get_input_embeddings()(torch.tensor([tokens[1:]]))
+        made = net(states, embedded, rotation, mask, [None] * net.config.layers)
+        states, tokens = torch.cat([states, made[:, -1:]], dim=1), [*tokens, token]
+    rows = whole.get_output_embeddings().weight[net.tokens]
+    logits = torch.full((model.vocabulary,), -torch.inf)
+    logits[net.tokens] = net.logits(made[0, -1], rows)
+    return logits
+
+
+def assert_laws(model, session, texts, tree, tokens):
+    """Drafts a tree level by level as the engine does, and compares every node."""
+    levels = [session.extend(tree, tokens, level) for level in tree.levels]
+    for row, text in enumerate(texts):
+        for node, logits in enumerate(torch.cat(levels, dim=1)[row]):
+            expected = alone(model, text, [int(tokens[row, n]) for n in tree.path(node)])
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_laws_are_those_of_running_it_without_a_cache(layers):
+    """Steps with acceptance, refusal and without a draft; chains and trees; rows of different lengths."""
+    rng = np.random.default_rng(1)
+    model = head(layers=layers)
+    target, (session,) = sessions(model.target, [model], 3, 120)
+    texts = [rng.integers(0, 256, size).tolist() for size in (12, 2, 5)]
+    for row, text in enumerate(texts):
+        for one in (target, session):
+            one.join(row, text)
+    shapes = (Tree.chain(3), Tree.of(2, 2), Tree.chain(0), Tree.paths(3, 3), Tree.of(1, 3, 2), Tree.chain(1))
+    for step, tree in enumerate(shapes):
+        tokens = rng.integers(0, 256, (3, tree.size))
+        tokens[:, 0] = [text[-1] for text in texts]
+        if step != 2:  # a step in which nobody asks the drafter
+            assert_laws(model, session, texts, tree, tokens)
+        target.extend(tree, tokens, range(tree.size))
+        last = [int(rng.integers(tree.size)) for _ in texts]
+        for one in (target, session):
+            one.commit(tree, tokens, last, [7, 9, 8])
+        for row, text in enumerate(texts):
+            text += [int(tokens[row, n]) for n in tree.path(last[row])] + [[7, 9, 8][row]]
+
+
+def test_what_a_step_leaves_is_what_a_fresh_session_has():
+    model = head()
+    target, (session,) = sessions(model.target, [model], 1, 60)
+    tree, tokens = Tree.of(2, 2), np.array([[3, 4, 5, 6, 7, 8, 9]])
+    for one in (target, session):
+        one.join(0, [1, 2, 3])
+    for level in tree.levels[:-1]:
+        session.extend(tree, tokens, level)
+    target.extend(tree, tokens, range(tree.size))
+    for one in (target, session):
+        one.commit(tree, tokens, [5], [30])
+    text = [1, 2, 3, 5, 8, 30]
+    fresh_target, (fresh,) = sessions(model.target, [model], 1, 60)
+    for one in (fresh_target, fresh):
+        one.join(0, text)
+    chain = Tree.chain(0)
+    torch.testing.assert_close(
+        session.extend(chain, np.array([[30]]), range(1)), fresh.extend(chain, np.array([[30]]), range(1))
+    )
+    used = len(text)  # slots of the tokens before the last one, and slot 0
+    for cached, new in ((target.cache, fresh_target.cache), (session.cache, fresh.cache)):
+        assert len(cached.buffers) == len(new.buffers) == (5 if cached is target.cache else 2)
+        for one, other in zip(cached.buffers, new.buffers, strict=True):
+            torch.testing.assert_close(one[:, :, 1:used], other[:, :, 1:used], atol=1e-5, rtol=1e-5)
+
+
+def test_a_text_of_one_token_can_be_drafted_for():
+    """There is no hidden state before it; what follows must not see the entry that stands in."""
+    model = head()
+    target, (session,) = sessions(model.target, [model], 2, 40)
+    for row, text in enumerate(([65], [66, 67, 68])):
+        for one in (target, session):
+            one.join(row, text)
+    tree, tokens = Tree.chain(2), np.array([[65, 70, 71], [68, 70, 71]])
+    first = torch.cat([session.extend(tree, tokens, level) for level in tree.levels], dim=1)
+    assert torch.isfinite(first[:, :, ::2]).all()
+    torch.testing.assert_close(first[1, 2], alone(model, [66, 67, 68], [70, 71]), atol=1e-4, rtol=0)
+    target.extend(tree, tokens, range(3))
+    for one in (target, session):
+        one.commit(tree, tokens, [2, 0], [72, 73])
+    later = session.extend(tree, np.array([[72, -1, -1], [73, -1, -1]]), range(1))
+    torch.testing.assert_close(later[0, 0], alone(model, [65, 70, 71, 72]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(later[1, 0], alone(model, [66, 67, 68, 73]), atol=1e-4, rtol=0)
+
+
+def test_rows_part_within_a_step():
+    model = head()
+    target, (session,) = sessions(model.target, [model], 2, 40)
+    tree, tokens = Tree.of(2, 1), np.array([[3, 4, 5, 6, 7]])
+    for one in (target, session):
+        one.join(0, [1, 2, 3])
+    for level in tree.levels[:-1]:
+        session.extend(tree, tokens, level)
+    target.extend(tree, tokens, range(tree.size))
+    for one in (target, session):
+        one.copy(0, 1)
+        one.commit(tree, tokens.repeat(2, axis=0), [3, 4], [8, 9])
+    texts = [[1, 2, 3, 4, 6, 8], [1, 2, 3, 5, 7, 9]]
+    assert_laws(model, session, texts, Tree.chain(1), np.array([[8, 20], [9, 21]]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "tree"),
+    [
+        ("token", Tree.chain(3)),
+        ("block", Tree.chain(3)),
+        ("csbv", Tree.paths(2, 2)),
+        ("traversal", Tree.of(2, 2)),
+    ],
+)
+def test_text_drafted_by_a_head_follows_the_targets_law(rule, tree):
+    model = head()
+    sampling = dp.Sampling(temperature=4.0, top_k=3)
+    with torch.no_grad():
+        first = dp.sampling.law(model.target.network(torch.tensor([[65, 66]])).logits[0, -1:], sampling)[0]
+        law = {}
+        for a in first.nonzero()[:, 0].tolist():
+            second = dp.sampling.law(model.target.network(torch.tensor([[65, 66, a]])).logits[0, -1:], sampling)[0]
+            law |= {(a, b): float(first[a] * second[b]) for b in second.nonzero()[:, 0].tolist()}
+    samples = 1500
+    verifier = verify.get(rule)
+    batch = Batch(model.target, [model], verifier, tree, choose_draw(verifier, tree, None), samples, 20)
+    requests = [
+        Request(model.target, (65, 66), sampling, sampling, 2 + tree.depth[-1], (), Member(3, r), Trace())
+        for r in range(samples)
+    ]
+    for request in requests:
+        batch.add([request])  # each in a row of its own: its guesses are its own
+    while not batch.is_finished:
+        batch.step()
+    counts = collections.Counter(tuple(request.tokens[:2]) for request in requests)
+    gof.check(counts, law)
+    assert sum(request.trace.accepted for request in requests) > 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [
+        ("block", dp.Sampling()),
+        ("token", dp.Sampling(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.2)),
+        ("token", dp.Sampling(temperature=0)),
+    ],
+    ids=["plain", "controls", "greedy"],
+)
+def test_the_fused_step_drafts_the_same(rule, sampling):
+    """Prompts of several lengths, one of a single token, in one batch; two of them join later."""
+    model = head()
+    prompts = [[65, 66, 67], [70] * 9, [80], [65, 66, 67]]
+
+    def texts(batch, length):
+        made = [
+            Request(model.target, tuple(prompt), sampling, sampling, length, (), Member(11, r), Trace())
+            for r, prompt in enumerate(prompts)
+        ]
+        for first, request in enumerate(made):
+            if first == 2:
+                batch.step()
+            batch.add([request])
+        while not batch.is_finished:
+            batch.step()
+        return [request.tokens[:30] for request in made], sum(request.trace.accepted for request in made)
+
+    verifier, tree = verify.get(rule), Tree.chain(3)
+    fused, accepted = texts(FusedBatch(model.target, model, rule, 3, 4, 60), 30)
+    # the general engine drafts less at the end of a text: ask it for more and compare the beginning
+    general, _ = texts(Batch(model.target, [model], verifier, tree, choose_draw(verifier, tree, None), 4, 60), 34)
+    assert fused == general
+    assert accepted > 0
+
+
+def test_samples_of_one_prompt_share_the_heads_entries():
+    model = head()
+    made = [
+        Request(model.target, (65, 66, 67), dp.Sampling(), dp.Sampling(), 8, (), Member(4, r), Trace())
+        for r in range(3)
+    ]
+    alone = [
+        Request(model.target, (65, 66, 67), dp.Sampling(), dp.Sampling(), 8, (), Member(4, r), Trace())
+        for r in range(3)
+    ]
+    shared = FusedBatch(model.target, model, "block", 3, 3, 40)
+    shared.add(made)
+    while not shared.is_finished:
+        shared.step()
+    for request in alone:
+        single = FusedBatch(model.target, model, "block", 3, 1, 40)
+        single.add([request])
+        while not single.is_finished:
+            single.step()
+    assert [request.tokens for request in made] == [request.tokens for request in alone]
+    assert len({tuple(request.tokens) for request in made}) == 3
+
+
+def test_independent_samples_and_a_tree_that_tunes_itself():
+    model = head()
+    settings = {"draft": model, "max_new_tokens": 30, "seed": 5}
+    outputs = dp.generate(model.target, "hello", n=3, **settings)
+    assert len({tuple(output.tokens) for output in outputs}) == 3
+    assert not any(output.trace.failures for output in outputs)
+    tuned = dp.generate(model.target, "hello", tree="auto", **settings)
+    assert len(tuned.tokens) == 30 or tuned.finish == "end"
+    assert not tuned.trace.failures
+
+
+def test_a_head_in_integers_stays_close():
+    """An int8 target has an int8 head, with output rows made from the target's own."""
+    whole = quantise(copy.deepcopy(tiny.network("llama")), list(range(40, 90)))
+    model, plain = HeadModel(HFModel(whole, tiny.tokenizer()), network()), head()
+    assert not any(isinstance(layer, torch.nn.Linear) for layer in model.network.modules())
+    laws = []
+    for one in (model, plain):
+        target, (session,) = sessions(one.target, [one], 1, 40)
+        for each in (target, session):
+            each.join(0, list(range(50, 70)))
+        laws.append(session.extend(Tree.chain(0), np.array([[69]]), range(1))[0, 0].softmax(-1))
+    assert 0 < (laws[0] - laws[1]).abs().sum() / 2 < 0.25
+    settings = {"sampling": dp.Sampling(temperature=0), "max_new_tokens": 20}
+    drafted = dp.generate(model.target, "abcabc", draft=model, **settings)
+    assert drafted.tokens == dp.generate(model.target, "abcabc", draft=None, **settings).tokens
+    assert not drafted.trace.failures
+
+
+def test_a_foreign_head_is_refused(tmp_path):
+    origin = headnet.fingerprint(tiny.network("llama").get_output_embeddings().weight)
+    headnet.save(network(origin=origin), tmp_path)
+    assert drafter(str(tmp_path), tiny.model()).name == str(tmp_path)
+    with pytest.raises(DraftproofError, match=r"another model than 'tiny-llama'.*train one"):
+        drafter(str(tmp_path), tiny.model("llama", 1))
+    with pytest.raises(DraftproofError, match="a larger model than 'tiny-llama'"):
+        HeadModel(tiny.model(), network(taps=(1, 7)))
+    wide = HeadNetwork(HeadConfig(Shape(64, 8, 8, 8, 64), 1, (1, 2), 10000.0, 20))
+    with pytest.raises(DraftproofError, match="width 64 but 'tiny-llama' has 32"):
+        HeadModel(tiny.model(), wide)
+    with pytest.raises(DraftproofError, match="drafts for 'tiny-llama': open it with the target"):
+        dp.generate(tiny.model(), [65], draft=head())
+    with pytest.raises(DraftproofError, match="draftproof distill"):
+        drafter("head", tiny.model())
