@@ -32,7 +32,7 @@ class HFModel:
         self.vocabulary = int(config.vocab_size)
         self.context: int | None = getattr(config, "max_position_embeddings", None)
         self.end_tokens = _end_tokens(network, tokenizer)
-        self.windows = _attention_windows(network)
+        self.windows = attention_windows(network)
         self.layers = int(config.num_hidden_layers)
         self.width = int(config.hidden_size)
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
@@ -183,7 +183,7 @@ def _end_tokens(network: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(end for end in (ends if isinstance(ends, list | tuple) else [ends]) if end < size)
 
 
-def _attention_windows(network: Any) -> dict[str, int | None]:
+def attention_windows(network: Any) -> dict[str, int | None]:
     """Width of each kind of attention in the model (None = unlimited), or an error if it cannot be undone."""
     config = network.config.get_text_config()
     name = config.model_type

@@ -32,7 +32,7 @@ class Store(Protocol):
 
 
 class Rotation(NamedTuple):
-    """Angles of rotary positions as cosine and sine [B, 1, T, size]."""
+    """Angles of rotary positions as cosine and sine [B, 1, T, size]; the first half of the sines is negated."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -40,13 +40,17 @@ class Rotation(NamedTuple):
     @staticmethod
     def of(positions: torch.Tensor, frequencies: torch.Tensor, scale: float = 1.0) -> Rotation:
         """positions [B, T], frequencies [size / 2]."""
-        angles = (positions[:, None, :, None].float() * frequencies).repeat(1, 1, 1, 2)
-        return Rotation(angles.cos() * scale, angles.sin() * scale)
+        angles = positions[:, None, :, None].float() * frequencies
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+
+    def to(self, dtype: torch.dtype) -> Rotation:
+        return Rotation(self.cos.to(dtype), self.sin.to(dtype))
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:
         """x [B, heads, T, size]."""
-        left, right = x.chunk(2, dim=-1)
-        return x * self.cos.to(x.dtype) + torch.cat([-right, left], dim=-1) * self.sin.to(x.dtype)
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        return torch.addcmul(x * self.cos.to(x.dtype), swapped, self.sin.to(x.dtype))
 
 
 def frequencies(size: int, theta: float = 10000.0) -> torch.Tensor:
@@ -73,8 +77,9 @@ class Block(nn.Module):
     ) -> torch.Tensor:
         """x [B, T, width]; mask [B, 1, T, S] additive or boolean, None where every query sees all that is stored."""
         shape = self.shape
-        q, k, v = self._split(self.qkv(self.norm_in(x)))
-        q, k = rotation.turn(q), rotation.turn(k)
+        joint = self.qkv(self.norm_in(x)).view(*x.shape[:2], -1, shape.size).transpose(1, 2)
+        turned, v = rotation.turn(joint[:, : -shape.shared]), joint[:, -shape.shared :]
+        q, k = turned[:, : shape.heads], turned[:, shape.heads :]
         if store is not None:
             k, v = store.update(k, v)
         grouped: dict[str, Any] = {"enable_gqa": True} if shape.heads != shape.shared else {}
@@ -83,10 +88,3 @@ class Block(nn.Module):
         gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, dim=-1)
         down: torch.Tensor = self.down(F.silu(gate) * up)
         return x + down
-
-    def _split(self, joint: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[B, T, ...] -> queries, keys, values [B, heads, T, size]."""
-        shape = self.shape
-        parts = joint.view(*joint.shape[:2], -1, shape.size).transpose(1, 2)
-        ends = shape.heads, shape.heads + shape.shared
-        return parts[:, : ends[0]], parts[:, ends[0] : ends[1]], parts[:, ends[1] :]
