@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 import draftproof as dp
 from draftproof import models
-from draftproof.models import fetch
+from draftproof.models import fetch, packaged
 from tests import tiny
 
 
@@ -150,7 +150,51 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     with pytest.raises(dp.DraftproofError, match=r"could not be fetched \(pip: ERROR.*connect to the network") as error:
         dp.load("smollm2")
+    assert "--target tiny" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# The model that is always there, with a random one in its place
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package whose tiny model is the tests' own."""
+    place = tmp_path / "tiny"
+    tiny.network("llama").save_pretrained(place)
+    packaged.save_tokenizer(tiny.tokenizer(), place)
+    monkeypatch.setattr(packaged, "WEIGHTS", tmp_path)
+    return place
+
+
+def test_the_tiny_model_comes_with_the_package(package):
+    model = dp.load("tiny")
+    assert model.tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
+    assert model.tokenizer.eos_token == "<end>"
+    want = dp.generate(tiny.model(), "hello there", max_new_tokens=8, seed=1)
+    assert dp.generate("tiny", "hello there", max_new_tokens=8, seed=1).text == want.text
+    assert dp.generate(tiny.model("llama", 1), "hello", draft="tiny", max_new_tokens=8, seed=1).trace.drafter == "tiny"
+
+
+def test_a_damaged_package_is_one_line(package):
+    (package / "model.safetensors").unlink()
+    with pytest.raises(
+        dp.DraftproofError, match=r"'tiny' of this installation is damaged .*: install draftproof again"
+    ):
+        dp.load("tiny")
+
+
+def test_the_packaged_tokenizer_is_that_of_the_default_model():
+    """Compressed or not: the same numbers for the same words, and the default model's way of asking."""
+    tokenizer = packaged.tokenizer(packaged.folder("tiny"))
+    assert len(tokenizer) == 49152
+    assert tokenizer("Why is the sky blue?")["input_ids"] == [4898, 314, 260, 6376, 4461, 47]
+    asked = tokenizer.apply_chat_template([{"role": "user", "content": "Why?"}], tokenize=False)
+    assert asked.endswith("<|im_start|>user\nWhy?<|im_end|>\n")
+
+
+def test_the_best_drafter_that_is_there(package):
+    assert models.drafter("auto", tiny.model()).name == "ngram"
 
 
 def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):

