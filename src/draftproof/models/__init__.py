@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError, nearest
 from draftproof.models import packaged
@@ -36,27 +36,33 @@ def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFM
     dtype "int8" quantises its linear layers (CPU): a model of its own, faster, and sampled from as exactly.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from draftproof.models.hf import HFModel
 
-    quiet_transformers()
-    folder, extra = _locate(name)
     precision = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
     if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
-    try:
-        packed = (Path(folder) / packaged.TOKENIZER).is_file()
-        tokenizer = packaged.tokenizer(Path(folder)) if packed else AutoTokenizer.from_pretrained(folder, **extra)
-        network = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra)
-    except Exception as error:  # transformers, safetensors and the Hub client raise a dozen kinds
-        raise DraftproofError(_explain(name, error)) from error
+    network, tokenizer = read(name, precision)
     if dtype == "int8":
         from draftproof.models import int8
 
         return HFModel(int8.quantise(network, tokenizer(int8.CALIBRATION)["input_ids"]), tokenizer, f"{name} (int8)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return HFModel(network.to(place), tokenizer, name)
+
+
+def read(name: str, precision: Any) -> tuple[Any, Any]:
+    """Network and tokenizer of that name as transformers has them, on the CPU."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quiet_transformers()
+    folder, extra = _locate(name)
+    try:
+        packed = (Path(folder) / packaged.TOKENIZER).is_file()
+        tokenizer = packaged.tokenizer(Path(folder)) if packed else AutoTokenizer.from_pretrained(folder, **extra)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra), tokenizer
+    except Exception as error:  # transformers, safetensors and the Hub client raise a dozen kinds
+        raise DraftproofError(_explain(name, error)) from error
 
 
 def drafter(name: str, target: Model) -> Model:
