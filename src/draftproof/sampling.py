@@ -151,8 +151,10 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
         raise DraftproofError(
             f"{logits.shape[0]} rows of logits came with {len(contexts)} contexts: pass one for each row"
         )
-    scores = _edit(scores, sampling, contexts)
-    _check(scores, "bias, masks and processors left", "check `logit_bias`, the penalties and the processors")
+    edited = _edit(scores, sampling, contexts)
+    if edited is not scores:
+        scores = edited
+        _check(scores, "bias, masks and processors left", "check `logit_bias`, the penalties and the processors")
     scores = controls.temperature(scores, _value("temperature", sampling, scores, contexts))
     for name, (truncate, off) in _TRUNCATIONS.items():
         value = _value(name, sampling, scores, contexts)

@@ -34,13 +34,18 @@ def decide(rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: V
         return []
     names = [(rows[b].members[m], rows[b].step) for b, m in places]
     index = [b for b, _ in places]
-    own = None if draft.own is None else draft.own[index]
-    chain, path = Draft(draft.tree, draft.tokens[index], draft.q[index], draft.p[index], own), None
+    chain, path = draft, None
+    if index != list(range(len(rows))):
+        own = None if draft.own is None else draft.own[index]
+        chain = Draft(draft.tree, draft.tokens[index], draft.q[index], draft.p[index], own)
     if isinstance(verifier, Verifier) and verifier.select is not None:
         u = noise(names, Lane.SELECT, verifier.uniforms(draft.tree))
         path, chain = verifier.select(chain, beside(u, chain.p))
     stop = verifier.stop(chain)
-    node = sample(stop, beside(noise(names, Lane.STOP, 1)[:, 0], chain.p))
+    if chain.tree.size > 1:
+        node = sample(stop, beside(noise(names, Lane.STOP, 1)[:, 0], chain.p))
+    else:
+        node = chain.tokens[:, 0] * 0
     token = numbers(sample(verifier.next(chain, node), beside(noise(names, Lane.NEXT, 1)[:, 0], chain.p)))
     reached = [_by_depth(law, chain.tree) for law in numbers(stop)]
     last = numbers(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -36,20 +36,21 @@ class Proposal(NamedTuple):
 
 
 def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess: Guesser) -> Proposal:
-    """Guess level by level.
+    """Guess level by level, as far as there is something to guess.
 
     When a drafter fails, what was drawn before stays in the draft and nothing more is drawn. Throwing drawn guesses
     away would bias the text, because whether a drafter fails may depend on what was drawn.
     """
-    tokens = np.full((len(rows), tree.size), -1, dtype=np.int64)
-    tokens[:, 0] = [row.last for row in rows]
+    tokens = _roots(rows, tree)
     levels: list[list[Array]] = []
     failure = None
     for depth, level in enumerate(tree.levels[:-1] if drafters else ()):
+        if not (tokens[:, level.start : level.stop] >= 0).any():
+            break
         try:
             laws = [_draft_laws(rows, drafter, tree, tokens, level) for drafter in drafters]
         except Exception as error:  # a drafter is a guest: whatever it raises, the text goes on
-            failure = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            failure = _reason(error)
             break
         for i, parent in enumerate(level):
             children = list(tree.children(parent))
@@ -62,6 +63,41 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
         levels.append(laws)
     tree = tree.cut(max(tree.depth[node] for node in range(tree.size) if (tokens[:, node] >= 0).any()))
     return Proposal(tree, tokens[:, : tree.size], [_stack(one, tree) for one in zip(*levels, strict=True)], failure)
+
+
+def certain(drafters: Sequence[Session], tree: Tree) -> bool:
+    """Whether there is nothing to draw: no guess at all, or a chain of a drafter that names one token and no other."""
+    return tree.size == 1 or (tree.is_chain and len(drafters) == 1 and hasattr(drafters[0], "guess"))
+
+
+def follow(rows: Sequence[Row], drafters: Sequence[Any], tree: Tree) -> Proposal:
+    """The same for guesses that are certain: no law is written out."""
+    tokens = _roots(rows, tree)
+    room = np.array([row.depth for row in rows])
+    depth, failure = 0, None
+    while depth < tree.size - 1:
+        try:
+            said = drafters[0].guess(tree, tokens, range(depth, depth + 1))[:, 0]
+        except Exception as error:
+            failure = _reason(error)
+            break
+        said = np.where((tokens[:, depth] >= 0) & (depth < room), said, -1)
+        if not (said >= 0).any():
+            break
+        depth += 1
+        tokens[:, depth] = said
+    return Proposal(tree.cut(depth), tokens[:, : depth + 1], [], failure)
+
+
+def _roots(rows: Sequence[Row], tree: Tree) -> np.ndarray:
+    """[B, N]: node 0 known, nothing guessed."""
+    tokens = np.full((len(rows), tree.size), -1, dtype=np.int64)
+    tokens[:, 0] = [row.last for row in rows]
+    return tokens
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def own_laws(tree: Tree, laws: Sequence[Array]) -> Array:

@@ -16,9 +16,10 @@ from draftproof import verify
 from draftproof.couple import Coupling
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
+from draftproof.engine.certain import CERTAIN
 from draftproof.engine.decide import Decision, Race, decide
 from draftproof.engine.laws import Row, beside, laws
-from draftproof.engine.propose import by_draw, own_laws, propose
+from draftproof.engine.propose import by_draw, certain, follow, own_laws, propose
 from draftproof.engine.trace import Step
 from draftproof.lossy import Lossy
 from draftproof.models.session import Session
@@ -39,6 +40,7 @@ class Outcome(NamedTuple):
 
     branches: list[Branch]
     failure: str | None
+    draft: Draft  # what was submitted; q is empty where guesses were not drawn
 
 
 def step(
@@ -46,21 +48,29 @@ def step(
 ) -> Outcome:
     """Advance every sample of every row by one target call; `size` is the vocabulary's."""
     race = Race(rule, size) if isinstance(rule, Coupling) else None
-    guess = race.guesser(rows) if race else by_draw(rows, tree, draw)
     clock = [time.perf_counter()]
-    tree, tokens, drawn_from, failure = propose(rows, drafters, tree, guess)
+    asked, sure = tree.size > 1, certain(drafters, tree) and not isinstance(rule, Lossy)
+    if sure:
+        tree, tokens, drawn_from, failure = follow(rows, drafters, tree)
+    else:
+        guess = race.guesser(rows) if race else by_draw(rows, tree, draw)
+        tree, tokens, drawn_from, failure = propose(rows, drafters, tree, guess)
     clock.append(time.perf_counter())
 
     logits = target.extend(tree, tokens, range(tree.size))
     clock.append(time.perf_counter())
     for drafter in drafters:
-        if hasattr(drafter, "learn"):  # a drafter that remembers what the target says
+        if asked and hasattr(drafter, "learn"):  # a drafter that remembers what the target says
             drafter.learn(tree, tokens, logits)
 
     p = laws(logits, rows, tree, tokens, range(tree.size), [row.sampling for row in rows])
-    q = [beside(one, p) for one in drawn_from] or [p * 0]
+    sure = sure or (tree.size == 1 and not isinstance(rule, Lossy))  # nothing was guessed
+    q = [p[..., :0]] if sure else [beside(one, p) for one in drawn_from] or [p * 0]
     draft = Draft(tree, beside(tokens, p), q[0], p, own_laws(tree, q) if len(q) > 1 else None)
-    decisions = _by_law(rows, draft, rule) if race is None else race.decide(rows, draft)
+    if race is not None:
+        decisions = race.decide(rows, draft)
+    else:
+        decisions = decide(rows, draft, range(len(rows)), CERTAIN) if sure else _by_law(rows, draft, rule)
     clock.append(time.perf_counter())
 
     seconds = dict(zip(("draft", "target", "verify"), np.diff(clock).tolist(), strict=True))
@@ -70,7 +80,7 @@ def step(
         for i, branch in enumerate(branches[len(rows) :], start=len(rows)):
             session.copy(branch.row, i)
         session.commit(tree, tokens, nodes, emitted)
-    return Outcome(branches, failure)
+    return Outcome(branches, failure, draft)
 
 
 def _by_law(rows: Sequence[Row], draft: Draft, rule: Any) -> list[Decision]:

@@ -49,14 +49,21 @@ class NGramSession:
         self.followers[target] = dict(self.followers[source])
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
-        laws = np.zeros((len(tokens), len(nodes), self.model.vocabulary))
+        guesses = self.guess(tree, tokens, nodes)
+        laws = np.zeros((*guesses.shape, self.model.vocabulary), dtype=np.float32)
+        rows, places = np.nonzero(guesses >= 0)
+        laws[rows, places, guesses[rows, places]] = 1.0
+        return laws
+
+    def guess(self, tree: Tree, tokens: Array, nodes: range) -> np.ndarray:
+        """[B, len(nodes)]: the token that has all the mass of each law; -1 where there is none."""
+        guesses = np.full((len(tokens), len(nodes)), -1, dtype=np.int64)
         for b, drawn in enumerate(tokens):
             for i, node in enumerate(nodes):
                 path = [int(drawn[n]) for n in tree.path(node)]
-                guess = None if -1 in path else self._guess(b, path)
-                if guess is not None:
-                    laws[b, i, guess] = 1.0
-        return laws
+                if -1 not in path:
+                    guesses[b, i] = self._guess(b, path)
+        return guesses
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
@@ -70,9 +77,9 @@ class NGramSession:
                     followers[tuple(text[-size:])] = int(token)
             text.append(int(token))
 
-    def _guess(self, row: int, path: list[int]) -> int | None:
+    def _guess(self, row: int, path: list[int]) -> int:
         recent = self.texts[row][-self.model.longest :] + path
         for size in range(self.model.longest, self.model.shortest - 1, -1):
             if size <= len(recent) and tuple(recent[-size:]) in self.followers[row]:
                 return self.followers[row][tuple(recent[-size:])]
-        return None
+        return -1

@@ -1,0 +1,51 @@
+"""Guesses that are certain, such as a phrase found again: the one-hot rule on a chain, without writing out q.
+
+All of q lies on the guess, so every exact rule comes to the same: keep it with probability p, else take it out of p.
+Plain sampling is the chain of no guesses. Samples that share such guesses stay independent, for no noise made them.
+"""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace
+
+from draftproof.draft import Draft, Verifier
+from draftproof.law import Array, at, row
+
+
+def stop(draft: Draft) -> Array:
+    """[B, N]: node i is kept with p of its token."""
+    p, tokens = draft.p, draft.tokens
+    xp = array_namespace(p)
+    kept = at(p[:, :-1], tokens[:, 1:])
+    kept = xp.where(tokens[:, 1:] >= 0, kept, kept * 0)
+    reach, laws = p[:, 0, 0] * 0 + 1, []
+    for i in range(kept.shape[1]):
+        laws.append(reach * (1 - kept[:, i]))
+        reach = reach * kept[:, i]
+    return xp.stack([*laws, reach], axis=1)
+
+
+def next(draft: Draft, node: Array) -> Array:
+    """[B, V]: p without the guess that was not kept; not scaled, which sampling does not need.
+
+    Some mass is left: were all of p on the guess, it would have been kept.
+    """
+    left = row(draft.p, node)  # a copy
+    if draft.tree.size > 1:
+        last = draft.tree.size - 1
+        for b, n in enumerate(node.tolist()):
+            refused = int(draft.tokens[b, n + 1]) if n < last else -1
+            if refused >= 0:
+                left[b, refused] = 0
+    return left
+
+
+CERTAIN = Verifier(
+    name="certain",
+    summary="guesses that are not drawn",
+    paper="2211.17192",
+    draws=frozenset({"fixed"}),
+    trees="chain",
+    stop=stop,
+    next=next,
+)
