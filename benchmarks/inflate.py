@@ -16,6 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftproof.errors import DraftproofError
+from draftproof.models.headnet import HeadNetwork
+from draftproof.models.llama import Shape as LayerShape
 
 
 class Shape(NamedTuple):
@@ -89,6 +91,53 @@ def _layer(large: Any, small: Any, places: tuple[list[int], list[list[int]]], si
     large.mlp.gate_proj.weight[:i, :d] = _like(small.mlp.gate_proj.weight, large)
     large.mlp.up_proj.weight[:i, :d] = _like(small.mlp.up_proj.weight, large)
     large.mlp.down_proj.weight[:d, :i] = _like(small.mlp.down_proj.weight, large)
+
+
+@torch.no_grad()
+def inflate_head(head: HeadNetwork, layers: int, shape: Shape) -> HeadNetwork:
+    """A head for the inflated model of a small one with so many `layers`: the same guesses at the larger cost."""
+    old = head.config
+    d, D, size = old.shape.width, shape.hidden, old.shape.size
+    wide = LayerShape(D, shape.heads, shape.kv_heads, size, shape.intermediate, old.shape.eps * d / D)
+    # new layers come after the small model's and leave its state alone; the last tap is after the final norm
+    taps = tuple(shape.layers if tap == layers else tap for tap in old.taps)
+    large = HeadNetwork(old._replace(shape=wide, taps=taps))
+    large.tokens.copy_(head.tokens)
+    large.tap_scale[:, :d] = head.tap_scale * (d / D) ** 0.5
+    for name in ("norm_state", "norm_embedding", "norm_out"):
+        _scale(getattr(large, name), getattr(head, name), D)
+    for name, parts in (("fusion", len(taps)), ("join", 2)):
+        new, weight = getattr(large, name).weight, getattr(head, name).weight
+        new[d:] = 0
+        for part in range(parts):
+            new[:d, part * D : part * D + d] = weight[:, part * d : part * d + d]
+    places = _places(old.shape.heads, old.shape.shared, shape)
+    for block, small in zip(large.blocks, head.blocks, strict=True):
+        _block(block, small, places)
+    return large.eval().requires_grad_(False)
+
+
+def _block(large: Any, small: Any, places: tuple[list[int], list[list[int]]]) -> None:
+    """One fused layer in the corner of a large one."""
+    d, D, size, i = small.shape.width, large.shape.width, small.shape.size, small.shape.inner
+    for name in ("norm_in", "norm_mlp"):
+        _scale(getattr(large, name), getattr(small, name), D)
+    for layer in (large.out, large.down):
+        layer.weight.zero_()
+    new = large.qkv.weight.view(-1, size, D)  # heads of queries, then of keys, then of values
+    old = small.qkv.weight.view(-1, size, d)
+    queries, copies = places
+    for head, place in enumerate(queries):
+        new[place, :, :d] = old[head]
+        large.out.weight[:d, place * size : place * size + size] = small.out.weight[:, head * size : head * size + size]
+    for head, repeated in enumerate(copies):
+        for place in repeated:
+            new[large.shape.heads + place, :, :d] = old[small.shape.heads + head]
+            values = large.shape.heads + large.shape.shared + place
+            new[values, :, :d] = old[small.shape.heads + small.shape.shared + head]
+    large.gate_up.weight[:i, :d] = small.gate_up.weight[:i]
+    large.gate_up.weight[large.shape.inner : large.shape.inner + i, :d] = small.gate_up.weight[i:]
+    large.down.weight[:d, :i] = small.down.weight
 
 
 def _places(heads: int, kv_heads: int, shape: Shape) -> tuple[list[int], list[list[int]]]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftproof as dp
-from benchmarks.inflate import SHAPES, Shape, blur, errors, inflate, shape
+from benchmarks.inflate import SHAPES, Shape, blur, errors, inflate, inflate_head, shape
+from draftproof import Tree
+from draftproof.models.head import HeadModel
+from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel
+from draftproof.models.llama import Shape as LayerShape
+from draftproof.models.session import sessions
 from tests import tiny
 
 IDS = [72, 101, 108, 108, 111, 44, 32, 119, 256, 0, 111, 114]
@@ -99,3 +105,27 @@ def test_a_blurred_drafter_agrees_less_the_more_it_is_blurred():
         blur(drafter, share)
         variation.append(errors(original, drafter, IDS)[1])
     assert 0 < variation[0] < variation[1]
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_inflated_head_guesses_the_same(heads, layers):
+    """Beside the inflated target, whose last layers are new, over a step with guesses of its own."""
+    wide, tree, tokens = Shape(96, 5, 80, 16, 4), Tree.chain(2), np.array([[IDS[-1], 44, 45]])
+    network = small(tied=True)
+    torch.manual_seed(2)
+    config = HeadConfig(LayerShape(32, *heads, 8, 40, eps=1e-2), layers, (1, 2), 10000.0, 100)
+    head = HeadNetwork(config)
+    head.tokens.copy_(torch.arange(100) * 2)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.mul_(1 + torch.rand_like(weight)) if weight.ndim == 1 else weight.mul_(2)
+    logits = []
+    for target, drafter in ((network, head), (inflate(network, wide), inflate_head(head, 2, wide))):
+        model = HeadModel(HFModel(target), drafter)
+        opened, (session,) = sessions(model.target, [model], 1, 40)
+        for one in (opened, session):
+            one.join(0, IDS)
+        logits.append(torch.cat([session.extend(tree, tokens, level) for level in tree.levels], dim=1))
+    assert drafter.config.taps == (1, 5)
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)
