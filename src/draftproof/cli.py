@@ -15,6 +15,7 @@ from draftproof.bench.command import app as bench
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
+    from draftproof.bench.demo import Speeds
     from draftproof.engine.generate import Stream
     from draftproof.engine.request import Output
 
@@ -34,8 +35,8 @@ COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to write about; - reads it from standard input.")],
-    target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
-    draft: Annotated[str, typer.Option(help="ngram, cache, a model, several with commas between, or none.")] = "ngram",
+    target: Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, several, none.")] = "auto",
     verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
     tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "chain:5",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
@@ -57,15 +58,15 @@ def generate(
     lossy: Annotated[str | None, typer.Option(help="Give up exactness: lenience:0.8, typical, ...")] = None,
     dtype: Annotated[str, typer.Option(help="Precision of the weights.")] = "float32",
     raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Time plain sampling in the same run.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Time plain sampling and transformers beside it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Write text: accepted guesses in green, corrected ones in yellow, then how it went."""
     import dataclasses
 
     from draftproof.draft import Tree
-    from draftproof.engine.generate import choose_rule, stream
-    from draftproof.models import load
+    from draftproof.engine.generate import choose_rule, encode, stream
+    from draftproof.models import drafter, load
     from draftproof.sampling import Sampling
 
     sampling = Sampling(
@@ -92,15 +93,26 @@ def generate(
         "chat": not raw,
     }
     choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
+    names = _names(draft, compare)
     words = sys.stdin.read() if prompt == "-" else prompt
     model = load(target, dtype=dtype)
-    writing = stream(model, words, draft=_drafts(draft), **settings)
+    drafts = [drafter(name, model) for name in names]
+    writing = stream(model, words, draft=drafts, **settings)
     output = _finish(writing) if as_json else _show(writing)
-    plain = _finish(stream(model, words, draft=None, **settings)) if compare else None
+    speeds = None
+    if compare:
+        from draftproof.bench.demo import compare as compare_ways
+        from draftproof.bench.demo import ways
+        from draftproof.bench.ours import Setup
+        from draftproof.bench.pair import as_transformers
+
+        setup = Setup(model, drafts[0] if drafts else None, settings["verify"], tree, False, sampling, lossy)
+        peer = as_transformers(model, target, dtype)
+        speeds = compare_ways(ways(setup, peer), encode(model, words, not raw), temperature, output.seed)
     if as_json:
-        typer.echo(json.dumps(_as_dict(output, plain), indent=1))
+        typer.echo(json.dumps(_as_dict(output, speeds), indent=1))
     else:
-        _summarise(output, plain)
+        _summarise(output, speeds)
 
 
 @app.command()
@@ -159,7 +171,7 @@ def _numbers(text: str, kind: type, name: str) -> list[Any]:
 
 @app.command("list")
 def list_rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Every algorithm: paper, ways of drawing it is exact for, trees it takes."""
+    """Every algorithm: paper, ways of drawing it is exact for, trees it takes; then drafters and targets by name."""
     from rich.console import Console
     from rich.table import Table
 
@@ -176,6 +188,7 @@ def list_rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
 def _rules() -> list[dict[str, Any]]:
     from draftproof.couple import COUPLINGS
     from draftproof.lossy import LOSSY
+    from draftproof.models import DRAFTERS, NAMES
     from draftproof.verify import VERIFIERS
 
     def row(rule: Any, kind: str, draws: list[str], trees: str) -> dict[str, Any]:
@@ -183,14 +196,22 @@ def _rules() -> list[dict[str, Any]]:
         described = {"name": rule.name, "kind": kind, "paper": papers}
         return {**described, "draws": draws, "trees": trees, "summary": rule.summary}
 
+    def named(kind: str, names: dict[str, str]) -> list[dict[str, Any]]:
+        bare = {"kind": kind, "paper": "", "draws": [], "trees": ""}
+        return [{"name": name, **bare, "summary": summary} for name, summary in names.items()]
+
     exact = [row(rule, "exact", sorted(rule.draws), rule.trees) for rule in VERIFIERS.values()]
     shared = [row(rule, "exact, shared noise", ["its own"], "any") for rule in COUPLINGS.values()]
-    return exact + shared + [row(rule, "not exact", ["iid"], "chain") for rule in LOSSY.values()]
+    lossy = [row(rule, "not exact", ["iid"], "chain") for rule in LOSSY.values()]
+    return exact + shared + lossy + named("drafter", DRAFTERS) + named("target", NAMES)
 
 
-def _drafts(names: str) -> list[str] | None:
+def _names(text: str, compare: bool) -> list[str]:
     """The drafters asked for: several guess side by side."""
-    return None if names == "none" else names.split(",")
+    names = [] if text == "none" else text.split(",")
+    if compare and len(names) > 1:
+        raise DraftproofError(f"--compare takes one drafter, not {len(names)}: leave it out, or name one of them")
+    return names
 
 
 def _show(writing: Stream) -> Output:
@@ -211,18 +232,18 @@ def _finish(writing: Stream) -> Output:
     return writing.output
 
 
-def _summarise(output: Output, plain: Output | None) -> None:
+def _summarise(output: Output, speeds: Speeds | None) -> None:
     """A few lines on standard error, so that a pipe gets the text alone."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, style="dim", soft_wrap=True)
     console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; seed {output.seed}", markup=False)
-    if plain is not None:
-        fast, slow = _speed(output), _speed(plain)
-        console.print(f"plain sampling in the same run: {slow:.1f} tokens/s; with the draft {fast / slow:.2f}x that")
+    if speeds is not None:
+        parts = [f"{t:.2f}x {name} ({speeds.tokens_per_s[name]:.1f} tokens/s)" for name, t in speeds.times.items()]
+        console.print(f"in turns, a few rounds of {speeds.tokens} tokens each: {', '.join(parts)}", markup=False)
 
 
-def _as_dict(output: Output, plain: Output | None) -> dict[str, Any]:
+def _as_dict(output: Output, speeds: Speeds | None) -> dict[str, Any]:
     report: dict[str, Any] = {
         "text": output.text,
         "tokens": output.tokens,
@@ -232,9 +253,7 @@ def _as_dict(output: Output, plain: Output | None) -> dict[str, Any]:
         "tokens_per_s": _speed(output),
         "trace": output.trace.as_dict(),
     }
-    if plain is not None:
-        report["plain_tokens_per_s"] = _speed(plain)
-    return report
+    return report if speeds is None else {**report, "compared": speeds._asdict()}
 
 
 def _speed(output: Output) -> float:
@@ -245,8 +264,20 @@ app.command()(audit)
 app.command()(collect)
 
 
+def _quiet() -> None:
+    """What other packages say when they are imported is not for our users; `python -W` brings it back."""
+    import logging
+    import warnings
+
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", module=r"(?!draftproof)")
+    logging.getLogger().setLevel(logging.ERROR)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it would warn of the process that fetches a model
+
+
 def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
+    _quiet()
     # Waiting threads that spin halve the speed on a busy machine, and gain nothing on an idle one. Before torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import inflate
 from draftproof import cli
-from draftproof.bench import engine, ours, theirs
+from draftproof.bench import demo, engine, ours, theirs
 from draftproof.bench.pair import open_pair, prompts
 from draftproof.bench.rows import Facts, Setting, rows
 from draftproof.bench.turns import Run, Way, Workload, open_ways, take_turns
@@ -50,7 +50,8 @@ def test_engine_measures_every_peer_in_the_same_run(bench, folders):
     code, out, err, made = bench(
         "engine", "--draft", folders[1], "--batch", "1,2", "--verify", "token,block", "--temperature", "0.8", *small
     )
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert "note: " not in err  # every way runs here
     assert "transformers assisted" in out
     ways = ["draftproof plain", "draftproof token", "draftproof block", "transformers plain"]
     assert [row["name"] for row in made if row["batch"] == 1] == [*ways, "transformers assisted"]
@@ -70,6 +71,36 @@ def test_engine_measures_every_peer_in_the_same_run(bench, folders):
         *ways[3:],
         "transformers lookup",
     ]
+
+
+def test_demo_is_the_default_draft_beside_plain_sampling_and_transformers_in_float32(bench):
+    code, out, err, made = bench("demo", "--tokens", "6", "--repeat", "2")
+    assert code == 0
+    assert "note: " not in err
+    assert "x transformers float32" in out
+    assert [row["name"] for row in made] == ["draftproof plain", "draftproof block", "transformers float32"]
+    for row in made:
+        assert set(PROMISED) <= set(row)
+        assert (row["bench"], row["dtype"], row["temperature"], row["draft"]) == ("demo", "int8", 0.8, "ngram")
+        assert set(row["ratio_to"]) == {peer["name"] for peer in made} - {row["name"]}
+    *_, plain = bench("demo", "--draft", "none", "--tokens", "6", "--repeat", "1")
+    assert [row["name"] for row in plain[3:]] == ["draftproof plain", "transformers float32"]
+
+
+def test_one_text_after_another():
+    """A way that takes batches, given one text at a time: the same workload, everything added up."""
+    seen = []
+
+    def write(prompts, temperature, seed):
+        seen.append((tuple(prompts), seed))
+        return Run(5, 3, {"target": 1.0})
+
+    def ready(workload):
+        return write
+
+    both = demo.alone(Way("x", ready)).open(Workload(1, 5, 1))([(1,), (2,)], 1.0, 7)
+    assert (both.tokens, both.calls, both.phases) == (10, 6, {"target": 2.0})
+    assert seen == [(((1,),), 7), (((2,),), 8)]
 
 
 def test_samples_one_by_one_and_together(bench):

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: draftproof bench engine, samples."""
+"""The command line of the benchmarks: draftproof bench engine, samples, demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Number = TypeVar("Number", int, float)
 app = typer.Typer(help="Measure speed beside transformers, every peer in the same run.", no_args_is_help=True)
 
 Target = Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")]
-Draft = Annotated[str, typer.Option(help="ngram, a model, or none.")]
+Draft = Annotated[str, typer.Option(help="auto, head, ngram, a model, text:MODEL, or none.")]
 Prompts = Annotated[Path | None, typer.Option(help="A .txt or .jsonl file; a few of our own by default.")]
 By = Annotated[str | None, typer.Option(help="Measure each value of this field of the prompts' file apart.")]
 Temperature = Annotated[str, typer.Option(help="One or several, as in 0.8,1.0.")]
@@ -107,6 +107,33 @@ def samples(
     ).check()
     pair = open_pair(target, draft, dtype, inflate, blur)
     _report(many.measure(pair, read(pair, prompts, by), options, _notice), json)
+
+
+@app.command()
+def demo(
+    target: Target = "smollm2",
+    draft: Draft = "auto",
+    prompts: Prompts = None,
+    by: By = None,
+    temperature: Temperature = "0.8",
+    verify: Verify = "block",
+    tree: Shape = "chain:5",
+    tokens: Tokens = 64,
+    repeat: Repeat = 5,
+    seed: Seed = 0,
+    dtype: Precision = "int8",
+    json: Json = None,
+) -> None:
+    """What a first user meets: the default draft, plain sampling, and transformers' float32 generate."""
+    from draftproof.bench import demo as bench
+    from draftproof.bench import engine
+    from draftproof.bench.pair import open_pair
+    from draftproof.bench.pair import prompts as read
+
+    temperatures = _numbers(temperature, float, "temperature")
+    options = engine.Options(_names(verify), tree, temperatures, (1,), tokens, repeat, seed).check()
+    pair = open_pair(target, draft, dtype)
+    _report(bench.measure(pair, read(pair, prompts, by), options, _notice), json)
 
 
 def _names(text: str) -> tuple[str, ...]:

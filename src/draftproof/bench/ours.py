@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from draftproof.bench.turns import Ids, Run, Way, Workload, Write
@@ -28,6 +29,8 @@ class Setup(NamedTuple):
     verify: str = "match"
     tree: str = "chain:0"
     compiled: bool = False  # on a GPU
+    sampling: Sampling = Sampling()  # but for its temperature, which a run brings along
+    lossy: str | None = None  # in place of `verify`
 
 
 def each(name: str, setup: Setup) -> Way:
@@ -37,7 +40,7 @@ def each(name: str, setup: Setup) -> Way:
         batch = _opener(setup, workload)
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
-            requests = _requests(setup.target, prompts, workload.tokens, temperature, seed)
+            requests = _requests(setup, prompts, workload.tokens, temperature, seed)
             return _run(batch(), [[request] for request in requests])
 
         return write
@@ -52,7 +55,7 @@ def together(name: str, setup: Setup) -> Way:
         batch = _opener(setup, workload)
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
-            return _run(batch(), [_requests(setup.target, prompts, workload.tokens, temperature, seed)])
+            return _run(batch(), [_requests(setup, prompts, workload.tokens, temperature, seed)])
 
         return write
 
@@ -66,7 +69,7 @@ def one_by_one(name: str, setup: Setup) -> Way:
         batch = _opener(setup, workload._replace(batch=1))
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
-            requests = _requests(setup.target, prompts, workload.tokens, temperature, seed)
+            requests = _requests(setup, prompts, workload.tokens, temperature, seed)
             runs = [_run(batch(), [[request]]) for request in requests]
             phases = {name: sum(run.phases[name] for run in runs) for name in runs[0].phases}
             return Run(sum(run.tokens for run in runs), sum(run.calls for run in runs), phases)
@@ -78,23 +81,24 @@ def one_by_one(name: str, setup: Setup) -> Way:
 
 def _opener(setup: Setup, workload: Workload) -> Callable[[], Open]:
     """A batch for every call, as generate() makes it; the one with a captured graph stays open, as a server's does."""
-    rule, drafts = choose_rule(setup.verify, None), [] if setup.draft is None else [setup.draft]
+    rule, drafts = choose_rule(setup.verify, setup.lossy), [] if setup.draft is None else [setup.draft]
     shape = Auto(trees_of(rule)) if setup.tree == "auto" else Tree.parse(setup.tree) if drafts else Tree.chain(0)
     capacity = workload.longest + workload.tokens + shape.size
 
     def fresh() -> Open:
         now = Auto(trees_of(rule)) if isinstance(shape, Auto) else shape  # it learns from each text anew
-        like = (Sampling(), Sampling())
+        like = (setup.sampling, setup.sampling)
         return open_batch(setup.target, drafts, rule, now, like, workload.batch, capacity, compile=setup.compiled)
 
     kept = fresh()
     return (lambda: kept) if isinstance(kept, FusedBatch) else fresh
 
 
-def _requests(target: Model, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[Request]:
-    sampling = Sampling(temperature=temperature)  # it knows no end tokens, so every text has the full length
+def _requests(setup: Setup, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[Request]:
+    # it knows no end tokens, so every text has the full length
+    sampling = replace(setup.sampling, temperature=temperature, end_tokens=())
     return [
-        Request(target, ids, sampling, sampling, tokens, (), Member(seed, number), Trace())
+        Request(setup.target, ids, sampling, sampling, tokens, (), Member(seed, number), Trace())
         for number, ids in enumerate(prompts)
     ]
 

