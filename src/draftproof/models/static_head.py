@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from draftproof.models.head import HeadModel
@@ -23,11 +24,15 @@ class StaticHead:
         self.model, self.target = model, target
         self.device, rows = target.device, target.cache.rows
         self.cache = SlotCache(model.network.config.layers, rows, target.capacity)
+        shape, dtype = model.network.config.shape, target.model.network.dtype
+        entry = torch.zeros(1, shape.shared, 1, shape.size, dtype=dtype, device=self.device)
+        for layer in self.cache.layers:  # here, as a short prompt's first call is one that may be compiled
+            layer.lazy_initialization(entry, entry)
         self.angles = model.angles(target.capacity)
         self.slots = torch.arange(target.capacity + 1, device=self.device)
         self.recent = torch.arange(-length - 1, 0, device=self.device)  # entries that a step may have made true
-        shape = (length, rows, model.vocabulary)  # minus infinity stays where nothing can be guessed
-        self.logits = torch.full(shape, -torch.inf, dtype=target.model.network.dtype, device=self.device)
+        # minus infinity stays where nothing can be guessed
+        self.logits = torch.full((length, rows, model.vocabulary), -torch.inf, dtype=dtype, device=self.device)
         self.states = torch.empty(0)  # [B, 1, width] the head's own, after the last guess
         # dynamic=False: a call has one of two shapes, and each deserves code of its own
         self._fast = torch.compile(self._entries, dynamic=False) if compiled else self._entries
@@ -37,7 +42,7 @@ class StaticHead:
         """Entries of a text that the target has read; the one of its last token and the next comes with a step."""
         if len(tokens) > 1:
             entries = torch.arange(len(tokens) - 1, device=self.device)[None]
-            self.cache.place(entries.cpu().numpy() + 1, self.device, first=row)
+            self.cache.place(np.arange(1, len(tokens))[None], self.device, first=row)
             ids = torch.tensor([tokens[1:]], device=self.device)
             self._entries(self._features()[row : row + 1, 1 : len(tokens)], ids, entries, self.slots[: len(tokens)])
 
