@@ -16,8 +16,9 @@ from draftproof.bench.turns import Ids
 from draftproof.engine.generate import encode
 from draftproof.errors import DraftproofError
 from draftproof.limits import prompts as texts
-from draftproof.models import DRAFTERS, check_vocabularies, drafter, load, read
+from draftproof.models import DRAFTERS, check_vocabularies, drafter, head, headnet, load, read
 from draftproof.models.hf import HFModel
+from draftproof.models.lean import rebuild
 from draftproof.models.session import Model
 
 
@@ -39,16 +40,19 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     blur      share of noise in the drafter's weights: a drafter that agrees less
     """
     if inflate:
-        network, tokenizer = read(target, torch.float32)
         made, device = repository("benchmarks.inflate"), "cuda" if torch.cuda.is_available() else "cpu"
-        network = made.inflate(network, made.shape(inflate), getattr(torch, dtype), device)
-        ours = HFModel(network, tokenizer, f"{target} as {inflate}")
+        small, tokenizer = read(target, torch.float32)
+        theirs = made.inflate(small, made.shape(inflate), getattr(torch, dtype), device)
+        ours = HFModel(rebuild(theirs), tokenizer, f"{target} as {inflate}")  # the weights are shared
     else:
         ours = load(target, dtype=dtype)
+        theirs = as_transformers(ours, target, dtype)
     device = str(ours.network.device.type)
-    theirs = as_transformers(ours, target, dtype)
     if draft == "none":
         return Pair(ours, None, theirs, None, device, dtype)
+    if inflate and draft == "head":
+        wide = made.inflate_head(headnet.load(head.SHIPPED), small.config.num_hidden_layers, made.shape(inflate))
+        return Pair(ours, head.HeadModel(ours, wide), theirs, None, device, dtype)
     if draft.startswith("text:") or draft in DRAFTERS:
         return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
     if blur and dtype == "int8":
