@@ -23,6 +23,7 @@ from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel
 from draftproof.models.int8 import quantise
 from draftproof.models.llama import Rotation, Shape
+from draftproof.models.memo import Memo
 from draftproof.models.session import sessions
 from tests import gof, tiny
 
@@ -260,6 +261,18 @@ def test_independent_samples_and_a_tree_that_tunes_itself():
     tuned = dp.generate(model.target, "hello", tree="auto", **settings)
     assert len(tuned.tokens) == 30 or tuned.finish == "end"
     assert not tuned.trace.failures
+
+
+def test_a_memory_in_front_of_the_target_changes_nothing():
+    """Where it answers, the target has not read what the head needs, and reads it then."""
+    model = head()
+    settings = {"draft": model, "max_new_tokens": 20, "tree": Tree.chain(3), "seed": 5}
+    plain = dp.generate(model.target, [65, 66], **settings)
+    memo = Memo(model.target)
+    for _ in range(2):
+        output = dp.generate(memo, [65, 66], **settings)
+        assert output.tokens == plain.tokens
+        assert not output.trace.failures
 
 
 def test_a_head_in_integers_stays_close():

@@ -29,8 +29,10 @@ class Memo:
         self.most = max(megabytes * 2**20 // (4 * model.vocabulary), 1)  # rows of float32
         self.calls = 0  # of the target
 
-    def session(self, rows: int, capacity: int) -> MemoSession:
-        return MemoSession(self, self.model.session(rows, capacity), rows)
+    def session(self, rows: int, capacity: int, *taps: Sequence[int]) -> MemoSession:
+        """`taps`: hidden states that a drafter reads in the target's session."""
+        model: Any = self.model
+        return MemoSession(self, model.session(rows, capacity, *taps), rows)
 
 
 class MemoSession:
