@@ -1,0 +1,200 @@
+"""From a target to a drafter: text, training, evaluation; each stage goes on where a killed run left it.
+
+Everything that decides the result stands in the folder's plan.json, the measured amounts too, so a resumed run makes
+the same files as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from draftproof.distill import data, evaluate, head, model
+from draftproof.distill.data import Source, Text
+from draftproof.distill.evaluate import Quality
+from draftproof.distill.student import Student
+from draftproof.distill.teacher import Library
+from draftproof.distill.train import Progress, Settings, Trainer
+from draftproof.errors import DraftproofError
+from draftproof.limits.prompts import read
+from draftproof.models.hf import HFModel
+
+WRITING = 0.3  # share of the minutes that go into text
+HEAT = (1.0, 1.0, 1.0, 0.7, 0.7)  # temperatures of the text, by turns of the dice
+HELD_HEAT = (1.0, 0.7)
+Report = Callable[[str, float, str], object]  # stage, share done, remark
+
+
+class Job(NamedTuple):
+    """What is asked for; the same job in the same folder is the same run."""
+
+    kind: str = "head"  # or "model"
+    data: tuple[str, ...] = ("self",)  # files of prompts and "self", each with the same share of the questions
+    held: str = ""  # a file of prompts to evaluate on; by default every 20th of the data
+    minutes: float | None = None
+    shards: int | None = None  # these two override the minutes
+    steps: int | None = None
+    rows: int = 256  # of text in a shard
+    held_rows: int = 64  # of text to evaluate on, for each temperature
+    length: int = 513  # of a row
+    batch: int = 32  # rows in a step of training
+    rate: float = 3e-3
+    vocabulary: int = 8192  # of a head
+    layers: int | None = None
+    width: int = 96  # of a model
+    unroll: int = 4  # steps of its own that a head is trained for
+    seed: int = 0
+    chat: bool = True
+
+    def check(self) -> Job:
+        if self.kind not in ("head", "model"):
+            raise DraftproofError(f"unknown kind {self.kind!r}: a drafter is a head or a model")
+        if not self.data:
+            raise DraftproofError("no prompts: give --data self, or a file")
+        for name in ("rows", "held_rows", "batch", "vocabulary", "width", "unroll"):
+            if getattr(self, name) < 1:
+                raise DraftproofError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("minutes", "shards", "steps", "layers"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise DraftproofError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.length < 16:
+            raise DraftproofError(f"rows of {self.length} tokens are too short to learn from: use 16 or more")
+        return self
+
+
+class Folder:
+    """A run on disk."""
+
+    def __init__(self, out: Path, target: str, job: Job, text: Path | None = None) -> None:
+        self.out = out
+        self.text = text or out / "text"
+        for place in (self.out, self.text):
+            place.mkdir(parents=True, exist_ok=True)
+        self.asked = {"target": target, **json.loads(json.dumps(job._asdict()))}
+        self.measured: dict[str, int] = {}
+        if self.plan.exists():
+            known = json.loads(self.plan.read_text())
+            if known["asked"] != self.asked:
+                other = next(name for name in self.asked if known["asked"].get(name) != self.asked[name])
+                raise DraftproofError(
+                    f"{out} holds a run with another {other}: choose another folder, or empty this one"
+                )
+            self.measured = known["measured"]
+        self._write()
+
+    @property
+    def plan(self) -> Path:
+        return self.out / "plan.json"
+
+    def amount(self, name: str, asked: int | None, measure: Callable[[], int]) -> int:
+        """How much of something: as asked, as measured before, or as measured now."""
+        if asked is None and name not in self.measured:
+            self.measured[name] = max(measure(), 1)
+            self._write()
+        return asked if asked is not None else self.measured[name]
+
+    def _write(self) -> None:
+        scratch = self.plan.with_suffix(".part")
+        scratch.write_text(json.dumps({"asked": self.asked, "measured": self.measured}, indent=1) + "\n")
+        scratch.replace(self.plan)
+
+
+def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text: Path | None = None) -> list[Quality]:
+    """Train a drafter for the target into the folder; `text` may be the folder of another run's text."""
+    folder = Folder(out, name, job.check(), text)
+    minutes = job.minutes if job.minutes is not None else 20.0
+    written, held = _text(target, folder, job, minutes, report)
+    student = _student(target, written, job)
+    report("reading", 0.0, "")
+    done = 0
+
+    def read_rows(rows: int) -> None:
+        nonlocal done
+        done += rows
+        report("reading", done / len(written.tokens), "")
+
+    library = Library(target, written.tokens, student.taps, read_rows)
+    settings = Settings(job.steps or 100, job.batch, job.rate, job.seed)
+    trainer = Trainer(library, student, written.drawn, settings)
+    seconds = 60 * minutes * (1 - WRITING)
+    steps = folder.amount("steps", job.steps, lambda: int(seconds / trainer.rehearse()))
+    trainer.settings = settings._replace(steps=steps)
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+
+    def show(made: Progress) -> None:
+        if made.step % 20 == 0 or made.step + 1 == steps:
+            overlap = " ".join(f"{value:.3f}" for value in made.overlap.tolist())
+            report("training", (made.step + 1) / steps, f"step {made.step} overlap {overlap} loss {made.loss:.3f}")
+
+    trainer.run(show, out)
+    student.save(out)
+    found: list[Quality] = []
+    for temperature in HELD_HEAT:
+        report("evaluating", len(found) / len(HELD_HEAT), "")
+        found.append(evaluate.measure(target, student, held, temperature))
+    report("evaluating", 1.0, "")
+    (out / "evaluation.json").write_text(json.dumps([one.as_dict() for one in found], indent=1) + "\n")
+    return found
+
+
+def _text(target: HFModel, folder: Folder, job: Job, minutes: float, report: Report) -> tuple[Text, Text]:
+    """Text to learn from and text to be judged on, from disk or written now."""
+    pools, held_pool = _prompts(job)
+    sources = [Source.of(target, pool, job.chat) for pool in pools]
+    judges = [Source.of(target, held_pool, job.chat)]
+
+    def shard(path: Path, pool: list[Source], rows: int, heat: tuple[float, ...], number: int) -> None:
+        if path.exists():
+            return
+        rng = np.random.default_rng([job.seed, 3, number])
+        temperature = torch.from_numpy(rng.permutation(np.resize(np.array(heat, dtype=np.float32), rows)))
+        given = data.scripts(pool, rows, rng)
+        seed = int(rng.integers(2**31))
+        steps = iter(range(1, job.length + 1))
+        stage = f"writing {path.stem}"
+        data.write(
+            target, given, temperature, job.length, seed, lambda _: report(stage, next(steps) / job.length, "")
+        ).save(path)
+
+    shard(folder.text / "held.safetensors", judges, job.held_rows * len(HELD_HEAT), HELD_HEAT, 0)
+    paths = [folder.text / "shard-0000.safetensors"]
+
+    def measure() -> int:
+        paths[0].unlink(missing_ok=True)
+        start = time.perf_counter()
+        shard(paths[0], sources, job.rows, HEAT, 1)
+        return round(60 * minutes * WRITING / (time.perf_counter() - start))
+
+    count = folder.amount("shards", job.shards, measure)
+    for number in range(count):
+        paths.append(folder.text / f"shard-{number:04}.safetensors")
+        shard(paths[-1], sources, job.rows, HEAT, number + 1)
+    return Text.load(paths[1:]), Text.load([folder.text / "held.safetensors"])
+
+
+def _prompts(job: Job) -> tuple[list[list[str]], list[str]]:
+    """Prompts of each source (none for "self"), and those kept apart."""
+    pools = [[] if name == "self" else read(Path(name)) for name in job.data]
+    if job.held:
+        return pools, read(Path(job.held))
+    held = [prompt for pool in pools for prompt in pool[::20]]
+    return [[prompt for n, prompt in enumerate(pool) if n % 20] for pool in pools], held
+
+
+def _student(target: HFModel, written: Text, job: Job) -> Student:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)
+        if job.kind == "model":
+            return model.student(target, job.width, job.layers or 6)
+        counts = written.tokens[written.drawn].long().bincount(minlength=target.vocabulary)
+        size = min(job.vocabulary, target.vocabulary)
+        frequent = counts.sort(descending=True, stable=True).indices[:size].sort().values
+        return head.student(target, frequent.to(written.tokens.device), job.layers or 1, job.unroll)

@@ -1,0 +1,94 @@
+"""The target as teacher: what it knows and says at every position of a text.
+
+The text is read once, and the hidden states are kept on the device where there is room, for they are what every step of
+training asks for again. The logits are one product away from the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from draftproof.models.hf import HFModel
+
+ROOM = 0.85  # of the device's free memory may hold hidden states
+CPU_ROOM = 2**31  # bytes
+ROWS = 64  # of text in a call that reads
+
+
+class Seen(NamedTuple):
+    """A text as the target sees it."""
+
+    tokens: torch.Tensor  # [B, L]
+    features: torch.Tensor  # [B, L, taps * width]; empty without taps
+    logits: torch.Tensor  # [B, L, V]
+
+
+def see(model: HFModel, tokens: torch.Tensor, taps: tuple[int, ...]) -> Seen:
+    """Read tokens [B, L]; no gradient reaches the target."""
+    network: Any = model.network
+    with torch.no_grad():
+        made = network(tokens, use_cache=False, output_hidden_states=bool(taps))
+    features = torch.cat([made.hidden_states[tap] for tap in taps], dim=-1) if taps else made.logits[..., :0]
+    return Seen(tokens, features, made.logits)
+
+
+class Library:
+    """Rows of text [R, L] and, where there is room, what the target knew at each of their tokens."""
+
+    def __init__(
+        self,
+        model: HFModel,
+        tokens: torch.Tensor,
+        taps: tuple[int, ...],
+        progress: Callable[[int], object] = lambda rows: None,
+    ) -> None:
+        self.model, self.taps = model, taps
+        network: Any = model.network
+        self.tokens = tokens.to(network.device)
+        self.width = int(network.config.get_text_config().hidden_size)
+        self.states = taps if taps and taps[-1] == model.layers else (*taps, model.layers)
+        self.output = network.get_output_embeddings()
+        self.kept: torch.Tensor | None = None
+        needed = tokens.numel() * len(self.states) * self.width * network.dtype.itemsize
+        if needed <= _room(network.device) and self._is_one_product():
+            self.kept = self._read(progress)
+        else:
+            progress(len(tokens))
+
+    def see(self, rows: torch.Tensor) -> Seen:
+        """Some rows."""
+        tokens = self.tokens[rows].long()
+        if self.kept is None:
+            return see(self.model, tokens, self.taps)
+        states = self.kept[rows]
+        with torch.no_grad():
+            logits = self.output(states[..., -self.width :])
+        return Seen(tokens, states[..., : len(self.taps) * self.width], logits)
+
+    def _is_one_product(self) -> bool:
+        """Whether the logits are the output matrix times the last state, and nothing else."""
+        with torch.no_grad():
+            seen = see(self.model, self.tokens[:1, :16].long(), (self.model.layers,))
+            return bool(torch.allclose(self.output(seen.features), seen.logits, rtol=1e-2, atol=1e-2))
+
+    def _read(self, progress: Callable[[int], object]) -> torch.Tensor:
+        network: Any = self.model.network
+        shape = (*self.tokens.shape, len(self.states) * self.width)
+        kept = torch.empty(shape, dtype=network.dtype, device=self.tokens.device)
+        for first in range(0, len(kept), ROWS):
+            part = self.tokens[first : first + ROWS].long()
+            with torch.no_grad():
+                made = network.base_model(part, use_cache=False, output_hidden_states=True)
+            kept[first : first + ROWS] = torch.cat([made.hidden_states[tap] for tap in self.states], dim=-1)
+            progress(len(part))
+        return kept
+
+
+def _room(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_ROOM
+    torch.cuda.empty_cache()
+    return int(ROOM * torch.cuda.mem_get_info(device)[0])

@@ -1,0 +1,33 @@
+"""The head learns from what it will see: each own step of training is the head's drafting, entry for entry."""
+
+from __future__ import annotations
+
+import tiny
+import torch
+
+from draftproof.distill import head
+from draftproof.distill.teacher import see
+from draftproof.models.llama import Rotation
+
+
+def test_training_steps_are_drafting_steps() -> None:
+    """Guess k after token i, computed alone: the target's states up to token i - k, then the head's own."""
+    torch.manual_seed(0)
+    model = tiny.model()
+    student = head.student(model, torch.arange(3, 258, 2), layers=2, steps=4)
+    network = student.network
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    seen = see(model, torch.randint(0, 258, (1, 12)), student.taps)
+    embed = model.network.get_input_embeddings()
+    output = model.network.get_output_embeddings().weight[network.tokens]
+    for k, rows in enumerate(student.guesses(seen, 4)):
+        for i in range(k + 1, 12):
+            states = network.fuse(seen.features[:, : i - k])
+            for _ in range(k + 1):
+                count = states.shape[1]
+                rotation = Rotation.of(torch.arange(count)[None], network.frequencies)
+                past = torch.ones(count, count).tril().bool()[None, None]
+                made = network(states, embed(seen.tokens[:, 1 : count + 1]), rotation, past, [None, None])
+                states = torch.cat([states, made[:, -1:]], dim=1)
+            torch.testing.assert_close(rows[:, i - 1], network.logits(made[:, -1], output), rtol=1e-4, atol=1e-4)
