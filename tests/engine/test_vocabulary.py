@@ -225,7 +225,7 @@ def test_a_text_longer_than_the_drafter_can_hold_is_read_from_further_on():
     target, small = model_of(merged()), TableModel(lambda context: [1 / 258] * 258, context=24)
     small.tokenizer, target.end_tokens = tiny.tokenizer(), ()
     for model in (fit(target, small), Retold(target, small)):
-        out = dp.generate(target, "the inner band and the", draft=model, max_new_tokens=40, seed=1)
+        out = dp.generate(target, "the inner band and the", draft=model, tree=Tree.chain(5), max_new_tokens=40, seed=1)
         assert len(out.tokens) == 40
         assert not out.trace.failures
         assert out.trace.drafted > 20
@@ -253,7 +253,7 @@ def test_guesses_of_others_that_have_no_counterpart_silence_the_drafter_below_th
 def test_the_text_does_not_depend_on_who_drafts(pair, n):
     """Shared noise: the same text from a translated drafter, a text drafter and none, alone and in company."""
     target, draft = PAIRS[pair]()
-    how = {"verify": "gumbel", "max_new_tokens": 20, "seed": 3, "n": n}
+    how = {"verify": "gumbel", "tree": Tree.chain(4), "max_new_tokens": 20, "seed": 3, "n": n}
     outs = [dp.generate(target, "and the", draft=d, **how) for d in (None, draft, Retold(target, draft))]
     texts = [out.tokens if n is None else [one.tokens for one in out] for out in outs]
     assert texts[0] == texts[1] == texts[2]
