@@ -118,58 +118,77 @@ class HeadSession:
             self.texts[b] += [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
 
     def _first(self, rows: int) -> None:
-        """Entries that the cache has not, the one of node 0 last; columns are padding, then entries."""
+        """Entries that the cache has not, the one of node 0 last."""
         self.target.read(rows)
         last = np.array([len(text) - 2 for text in self.texts[:rows]])  # node 0's entry
         start = np.minimum(self.known[:rows], last)
-        width = int((last - start).max()) + 1
+        self.known[:rows] = last + 1
+        if rows == 1 and last[0] >= 0:
+            self.states = self._first_alone(int(start[0]), int(last[0]))[:, -1:]
+            return
+        width = int((last - start).max()) + 1  # columns are padding, then entries
         entries = np.arange(1 - width, 1) + last[:, None]  # [B, T]
         entries = np.where(entries < start[:, None], -1, entries)
         ids = np.array([[text[entry + 1] for entry in row] for text, row in zip(self.texts, entries, strict=False)])
         slots = torch.as_tensor(entries + 1, device=self.angles.cos.device)
         seen = torch.arange(int(last.max()) + 2, device=slots.device)
         mask = (seen <= slots[..., None]) & ((seen > 0) | (slots[..., None] == 0))
-        states = self._run(self._features(slots), ids, entries, slots.cpu().numpy(), mask)
-        self.known[:rows] = last + 1
-        self.states = states[:, -1:]
+        features = self._features()[torch.arange(rows, device=slots.device)[:, None], slots]
+        self.cache.place(entries + 1, slots.device)
+        states = self._fuse(features * (slots > 0)[..., None])
+        self.states = self._run(states, ids, entries, mask)[:, -1:]
+
+    def _first_alone(self, start: int, last: int) -> torch.Tensor:
+        """One row: slots are ranges, nothing is padded."""
+        count = last + 1 - start
+        self.cache.place_range(start + 1, count, begin=1)
+        device = self.angles.cos.device
+        mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
+        ids = np.array([self.texts[0][start + 1 :]])
+        features = self._fuse(self._features()[:1, start + 1 : last + 2])
+        return self._run(features, ids, np.arange(start, last + 1)[None], mask)
 
     def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
         """Guessed nodes of one level, from the head's own states after their parents."""
-        drawn = tokens[:, nodes.start : nodes.stop]
         base = self.known[: len(tokens), None]  # node 0's slot
-        slots = base + np.arange(nodes.start, nodes.stop)
-        entries = base - 1 + tree.depth[nodes.start]
-        seen = np.arange(slots.max() + 1)
-        mask = np.repeat((seen <= base)[:, None], len(nodes), axis=1)
-        for b, first in enumerate(base[:, 0]):
-            mask[b, :, first : first + nodes.stop] = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
-        mask[:, :, 0] = False
+        drawn = tokens[:, nodes.start : nodes.stop]
+        entries = np.repeat(base - 1 + tree.depth[nodes.start], len(nodes), axis=1)
         parents = self.states[:, [tree.parent[node] for node in nodes]]
-        made = self._run(
-            parents,
-            np.where(drawn < 0, 0, drawn),
-            np.repeat(entries, len(nodes), axis=1),
-            slots,
-            torch.as_tensor(mask, device=parents.device),
-        )
+        above = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
+        mask: np.ndarray | None = None
+        if len(tokens) == 1 and base[0, 0] > 0:
+            first = int(base[0, 0])
+            self.cache.place_range(first + nodes.start, len(nodes), begin=1)
+            if not above.all():
+                mask = np.pad(above, ((0, 0), (first - 1, 0)), constant_values=True)[None]
+        else:
+            slots = base + np.arange(nodes.start, nodes.stop)
+            self.cache.place(slots, parents.device)
+            mask = np.repeat((np.arange(slots.max() + 1) <= base)[:, None], len(nodes), axis=1)
+            for b, first in enumerate(base[:, 0]):
+                mask[b, :, first : first + nodes.stop] = above
+            mask[:, :, 0] = False
+        seen = None if mask is None else torch.as_tensor(mask, device=parents.device)
+        made = self._run(parents, np.maximum(drawn, 0), entries, seen)
         self.states = torch.cat([self.states, made], dim=1)
 
     def _run(
-        self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, slots: np.ndarray, mask: torch.Tensor
+        self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        device = states.device
-        self.cache.place(slots, device)
-        places = torch.as_tensor(entries, device=device).clamp_min(0)
+        """Own states [B, T, width] after tokens [B, T]; mask [B, T, S]."""
+        places = torch.as_tensor(entries, device=states.device).clamp_min(0)
         rotation = Rotation(*(part[places][:, None] for part in self.angles))
-        return self.model.run(states, torch.as_tensor(ids, device=device), rotation, mask[:, None], self.cache)
+        words = torch.as_tensor(ids, device=states.device)
+        return self.model.run(states, words, rotation, None if mask is None else mask[:, None], self.cache)
 
-    @torch.no_grad()
-    def _features(self, slots: torch.Tensor) -> torch.Tensor:
-        """The target's states at these slots [B, T], fused; zeros for slot 0."""
+    def _features(self) -> torch.Tensor:
         features = self.target.cache.features
         assert features is not None  # made for the head's taps
-        rows = torch.arange(len(slots), device=slots.device)[:, None]
-        return self.model.network.fuse(features[rows, 0, slots] * (slots > 0)[..., None])
+        return features[:, 0]
+
+    @torch.no_grad()
+    def _fuse(self, features: torch.Tensor) -> torch.Tensor:
+        return self.model.network.fuse(features)
 
 
 def check(target: HFModel, network: HeadNetwork, rows: torch.Tensor) -> None:

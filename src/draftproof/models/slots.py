@@ -35,11 +35,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        first, used = self.cache.first, self.cache.used
-        rows = slice(first, first + key_states.shape[0])
+        rows = slice(self.cache.first, self.cache.first + key_states.shape[0])
+        read = slice(self.cache.begin, self.cache.used)
         self.cache.write(self.keys, key_states)
         self.cache.write(self.values, value_states)
-        return self.keys[rows, :, :used], self.values[rows, :, :used]
+        return self.keys[rows, :, read], self.values[rows, :, read]
 
     def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
         return self.cache.used, 0
@@ -61,7 +61,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.rows = rows
         self.capacity = capacity
         self.first = 0  # the call's first row
-        self.used = 1
+        self.begin, self.used = 0, 1  # slots that are read
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
@@ -70,19 +70,19 @@ class SlotCache(Cache):  # type: ignore[misc]
     def place(self, slots: np.ndarray, device: torch.device, first: int = 0) -> None:
         """Write the next call's tokens to these slots [B, T] of rows from `first` on, and read up to the highest."""
         self.first = first
-        self.used = int(slots.max()) + 1
+        self.begin, self.used = 0, int(slots.max()) + 1
         self.start = int(slots[0, 0]) if len(slots) == 1 else None
         self.slots = None if len(slots) == 1 else torch.as_tensor(slots, device=device)
 
-    def place_range(self, start: int, count: int) -> None:
-        """The same where every row's tokens go to the same slots."""
+    def place_range(self, start: int, count: int, begin: int = 0) -> None:
+        """The same where every row's tokens go to the same slots; with begin=1 the padding is not even read."""
         self.first, self.start, self.slots = 0, start, None
-        self.used = start + count
+        self.begin, self.used = begin, start + count
 
     def place_on_device(self, slots: torch.Tensor) -> None:
         """The same where the host does not know the slots: read everything."""
         self.first, self.start, self.slots = 0, None, slots
-        self.used = self.capacity + 1
+        self.begin, self.used = 0, self.capacity + 1
 
     def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
         """States [B, heads, T, width] of this call's tokens into their slots."""
