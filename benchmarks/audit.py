@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--pages", type=Path, help="folder for the HTML reports")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = small() if options.target == "small" else load(options.target)
+    target = small() if options.target == "small" else load(options.target, lean=False)
     where = facts(target.network.device.type)._asdict()
     rows = json.loads(options.results.read_text()) if options.results.exists() else {}
     for name, (make, guesser) in engines(target, rounded(target, 4), options.length).items():

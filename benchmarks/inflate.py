@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    small = load(options.target)
+    small = load(options.target, lean=False)
     dtype = getattr(torch, options.dtype)
     large = inflate(small.network, shape(options.shape), dtype, str(small.network.device.type))
     count = sum(weight.numel() for weight in large.parameters())

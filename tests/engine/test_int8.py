@@ -63,4 +63,4 @@ def test_a_quantised_model_is_a_target_of_its_own():
 def test_int8_is_a_dtype_by_name(tmp_path):
     model = dp.load(str(tiny.save(tmp_path)), dtype="int8")
     assert "int8" in model.name
-    assert isinstance(model.network.lm_head, Int8Linear)
+    assert isinstance(model.network.head, Int8Linear)

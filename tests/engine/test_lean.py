@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+import draftproof as dp
 from draftproof.draft import Tree
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import Lean, rebuild
@@ -75,6 +76,18 @@ def test_sessions_do_not_notice(name):
     half = len(said) // 2
     for theirs, ours in zip(said[:half], said[half:], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_packed_weights_say_the_same(tmp_path):
+    folder = str(tiny.save(tmp_path))
+    plain, packed = dp.load(folder, lean=False), dp.load(folder)
+    assert not any(isinstance(layer, torch.nn.Linear) for layer in packed.network.modules())
+    with torch.no_grad():
+        for count in (1, 3, 4, 23):  # below and above the rows that it fills up
+            ids = torch.randint(0, 250, (1, count))
+            theirs, ours = plain.network(ids).logits, packed.network(ids).logits
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed.network.get_output_embeddings().weight, plain.network.lm_head.weight)
 
 
 def test_what_it_does_not_know_stays_as_it_is():

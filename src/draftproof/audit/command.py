@@ -81,7 +81,8 @@ def collect(
         raise DraftproofError(f"samples must be at least 1, not {samples}")
     if not prompts.is_file():
         raise DraftproofError(f"no prompts at {prompts}: give a text file with one prompt a line")
-    loaded = load(target, dtype=dtype)
+    theirs = source in ("transformers", "lookup", "assisted")  # who generate with their own networks
+    loaded = load(target, dtype=dtype, lean=not theirs)
     questions = [line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
     ids = [encode(loaded, question, chat=not raw) for question in questions]
     settings: dict[str, Any] = {"samples": samples, "max_new_tokens": max_new_tokens}
@@ -105,7 +106,7 @@ def _source(
     """The collector of that name, with what it takes."""
     from draftproof.audit import collect as collectors
     from draftproof.draft import Tree
-    from draftproof.models import drafter
+    from draftproof.models import drafter, load
 
     guesser = None if draft == "none" else drafter(draft, target)
     match source:
@@ -119,7 +120,8 @@ def _source(
         case "assisted":
             if getattr(guesser, "network", None) is None:
                 raise DraftproofError(f"assisted generation needs a model as its draft, not {draft!r}: give --draft")
-            return collectors.transformers(target, prompts, sampling, assistant=guesser, **settings)
+            assistant = load(draft, device=str(target.network.device), lean=False)
+            return collectors.transformers(target, prompts, sampling, assistant=assistant, **settings)
         case "vllm":
             return collectors.vllm(model, target, prompts, sampling, **settings)
         case url if url.startswith(("http://", "https://")):

@@ -30,25 +30,30 @@ DRAFTERS = {
 }
 
 
-def load(name: str, *, dtype: str = "float32", device: str | None = None) -> HFModel:
+def load(name: str, *, dtype: str = "float32", device: str | None = None, lean: bool = True) -> HFModel:
     """The model called `name`: "smollm2", "tiny", a local folder, a .gguf file, or a Hub id such as "org/model".
 
-    dtype "int8" quantises its linear layers (CPU): a model of its own, faster, and sampled from as exactly.
+    dtype "int8" quantises its linear layers (CPU): a model of its own, faster, and sampled from as exactly. A model of
+    the Llama family is rebuilt to run faster (models/lean.py); without `lean` it stays transformers' own network.
     """
     import torch
 
     from draftproof.models.hf import HFModel
+    from draftproof.models.lean import pack, rebuild
 
     precision = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
     if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
     network, tokenizer = read(name, precision)
+    if lean:
+        network = rebuild(network)
     if dtype == "int8":
         from draftproof.models import int8
 
         return HFModel(int8.quantise(network, tokenizer(int8.CALIBRATION)["input_ids"]), tokenizer, f"{name} (int8)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return HFModel(network.to(place), tokenizer, name)
+    network = network.to(place)
+    return HFModel(pack(network) if lean and place == "cpu" and dtype == "float32" else network, tokenizer, name)
 
 
 def read(name: str, precision: Any) -> tuple[Any, Any]:
@@ -86,7 +91,7 @@ def drafter(name: str, target: Model) -> Model:
         if name == "head" or head.is_head(Path(name).expanduser()):
             return head.find(name, target)
     network = getattr(target, "network", None)
-    model = load(name.removeprefix("text:"), **({} if network is None else {"device": str(network.device)}))
+    model = load(name.removeprefix("text:"), device=None if network is None else str(network.device))
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 from draftproof.models.hf import attention_windows
 from draftproof.models.llama import Block, Rotation, Shape
@@ -95,6 +96,40 @@ class Lean(nn.Module):
         apart = positions[:, None, :, None] - positions[:, None, None, :]
         seen = {kind: (apart >= 0) & (apart < (window or torch.inf)) for kind, window in self.windows.items()}
         return seen if len(seen) > 1 else next(iter(seen.values()))
+
+
+class Packed(nn.Module):
+    """A linear layer in float32 whose weight is laid out for oneDNN: on few rows two to three times as fast."""
+
+    LEAST = 4  # rows, below which oneDNN is slower than on four
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.bias = linear.bias
+        self.laid_out = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        count = len(rows)
+        if count < self.LEAST:
+            rows = F.pad(rows, (0, 0, 0, self.LEAST - count))
+        out = torch.ops.mkldnn._linear_pointwise.default(rows, self.laid_out, self.bias, "none", [], "")
+        return out[:count].view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in], made anew."""
+        return self.laid_out.to_dense()  # type: ignore[no-any-return]
+
+
+def pack(network: nn.Module) -> nn.Module:
+    """Lay the linear layers of a float32 network on the CPU out for oneDNN, one by one and in place."""
+    if torch._C._has_mkldnn:
+        for parent in list(network.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    setattr(parent, name, Packed(child))
+    return network
 
 
 def rebuild(network: Any) -> Any:
