@@ -6,7 +6,7 @@ PROMPT ?= Write a poem in which every line begins with 'The sea'.
 .PHONY: demo test check format docs clean
 
 demo: .venv/installed
-	@$(BIN)/draftproof generate "$(PROMPT)" --temperature 0.7 --max-new-tokens 120
+	@$(BIN)/draftproof generate "$(PROMPT)" --dtype int8 --temperature 0.8 --max-new-tokens 120 --compare
 
 test: .venv/installed
 	@$(BIN)/python -m pytest -n 2

@@ -117,8 +117,8 @@ def generate(
 
 @app.command()
 def limits(
-    target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
-    draft: Annotated[str, typer.Option(help="ngram or a model.")] = "ngram",
+    target: Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="head, ngram or a model.")] = "ngram",
     prompts: Annotated[Path | None, typer.Option(help="A .txt file, one prompt a line, or a .jsonl file.")] = None,
     k: Annotated[str, typer.Option("--k", help="Numbers of guesses for a token, with commas.")] = "1,2,4",
     temperature: Annotated[str, typer.Option(help="One or several, with commas.")] = "1.0",
@@ -240,7 +240,7 @@ def _summarise(output: Output, speeds: Speeds | None) -> None:
     console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; seed {output.seed}", markup=False)
     if speeds is not None:
         parts = [f"{t:.2f}x {name} ({speeds.tokens_per_s[name]:.1f} tokens/s)" for name, t in speeds.times.items()]
-        console.print(f"in turns, a few rounds of {speeds.tokens} tokens each: {', '.join(parts)}", markup=False)
+        console.print(f"compared in turns, {speeds.rounds} rounds of {speeds.tokens} tokens: {', '.join(parts)}")
 
 
 def _as_dict(output: Output, speeds: Speeds | None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def run(*words: str, monkeypatch=None, capsys=None):
 
 def own(err: str) -> str:
     """What the program itself says on standard error; other packages may have a word to say on their first import."""
-    start = ("error: ", "note: ", "in turns", "finished: ", "draft ", "accepted ", "time ", "tree ", "drafting ")
+    start = ("error: ", "note: ", "compared ", "finished: ", "draft ", "accepted ", "time ", "tree ", "drafting ")
     lines = err.splitlines(keepends=True)
     assert not any(line.startswith("Traceback") for line in lines), err
     return "".join(line for line in lines if line.startswith(start) or " tokens in " in line)
@@ -83,9 +83,9 @@ def test_several_drafters_and_lossy_rules_by_name(draftproof, folder):
 def test_compare_times_plain_sampling_and_transformers_in_the_same_run(draftproof, folder):
     words = ["generate", "abc", "--target", folder, "-n", "5", "--compare", "--temperature", "0.7", "--dtype", "int8"]
     _, _, err = draftproof(*words)
-    assert re.search(r"24 tokens each: .*x draftproof plain \(.* tokens/s\), .*x transformers float32 \(", err)
+    assert re.search(r"3 rounds of 24 tokens: .*x draftproof plain \(.* tokens/s\), .*x transformers float32 \(", err)
     _, _, err = draftproof(*words, "--draft", "none")
-    assert re.search(r"24 tokens each: \d+\.\d\dx transformers float32 \(", err)
+    assert re.search(r"3 rounds of 24 tokens: \d+\.\d\dx transformers float32 \(", err)
 
 
 def test_without_a_network_the_model_of_the_package_is_offered(draftproof, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 
 app = typer.Typer(help="Measure speed beside transformers, every peer in the same run.", no_args_is_help=True)
 
-Target = Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")]
+Target = Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")]
 Draft = Annotated[str, typer.Option(help="auto, head, ngram, a model, text:MODEL, or none.")]
 Prompts = Annotated[Path | None, typer.Option(help="A .txt or .jsonl file; a few of our own by default.")]
 By = Annotated[str | None, typer.Option(help="Measure each value of this field of the prompts' file apart.")]
@@ -49,6 +49,7 @@ def engine(
     compiled: Compiled = False,
     inflate: Inflate = None,
     blur: Blur = 0.0,
+    only: Annotated[str, typer.Option(help="Ways whose names contain one of these, as in draftproof,static.")] = "",
     json: Json = None,
 ) -> None:
     """Plain and speculative sampling beside transformers' plain, static and assisted generation."""
@@ -65,6 +66,7 @@ def engine(
         repeat,
         seed,
         compiled,
+        tuple(only.split(",")),
     ).check()
     pair = open_pair(target, draft, dtype, inflate, blur)
     _report(bench.measure(pair, read(pair, prompts, by), options, _notice), json)

@@ -52,6 +52,7 @@ class Speeds(NamedTuple):
     tokens_per_s: dict[str, float]
     times: dict[str, float]
     tokens: int = TOKENS  # of each text
+    rounds: int = ROUNDS
 
 
 def compare(ways: Sequence[Way], prompt: Ids, temperature: float, seed: int) -> Speeds:
