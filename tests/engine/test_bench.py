@@ -64,8 +64,10 @@ def test_engine_measures_every_peer_in_the_same_run(bench, folders):
         assert set(row["ratio_to"]) == peers - {row["name"]}
         assert "/" not in row["target"] + row["draft"] + row["command"]  # no places on this machine
         assert (sum(row["phases"].values()) == pytest.approx(1, abs=0.01)) or row["name"].startswith("transformers")
+    *_, made = bench("engine", "--draft", "none", "--only", "draftproof", *small)
+    assert [row["name"] for row in made[9:]] == ["draftproof plain"]
     *_, made = bench("engine", "--draft", "ngram", *small)
-    assert [row["name"] for row in made[9:]] == [
+    assert [row["name"] for row in made[10:]] == [
         "draftproof plain",
         "draftproof block",
         *ways[3:],

@@ -26,6 +26,7 @@ class Options(NamedTuple):
     repeat: int = 5
     seed: int = 0
     compiled: bool = False  # our models on a GPU; transformers' on a CPU, where it does not by itself
+    only: tuple[str, ...] = ("",)  # parts of the names of the ways that are measured
 
     def check(self) -> Options:
         for name, values in (("batch", self.batches), ("tokens", (self.tokens,)), ("repeat", (self.repeat,))):
@@ -47,9 +48,8 @@ def measure(
         chosen = {kind: rounds(ids, batch, options.repeat) for kind, ids in groups.items()}
         hardest = max((prompts for some in chosen.values() for prompts in some), key=longest)
         workload = Workload(batch, options.tokens, longest(hardest))
-        ready = open_ways(
-            list(peers(pair, options, batch)), workload, hardest, options.temperatures, pair.device, notice
-        )
+        ways = [way for way in peers(pair, options, batch) if any(part in way.name for part in options.only)]
+        ready = open_ways(ways, workload, hardest, options.temperatures, pair.device, notice)
         for temperature in options.temperatures:
             for kind, some in chosen.items():
                 runs = take_turns(ready, some, temperature, options.seed, pair.device)
