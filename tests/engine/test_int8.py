@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 
 import draftproof as dp
+from draftproof.models import int8
 from draftproof.models.hf import HFModel
 from draftproof.models.int8 import Input, Int8Linear, quantise
 from tests import tiny
@@ -20,12 +22,37 @@ def layer(bias: bool = True) -> tuple[torch.nn.Linear, Int8Linear]:
     return linear, Int8Linear(linear, Input(torch.rand(96) + 0.5))
 
 
-def test_a_row_alone_and_in_company_is_the_same_bit_for_bit():
+@pytest.mark.parametrize("way", [int8.onednn, int8.int_mm, int8.slow])
+def test_a_row_alone_and_in_company_is_the_same_bit_for_bit(monkeypatch, way):
+    if not int8.is_exact(way):
+        assert int8.product() is not way
+        return
+    monkeypatch.setattr(int8, "product", lambda: way)
     _, quantised = layer()
-    x = torch.randn(33, 96) * torch.logspace(-3, 3, 33)[:, None]  # neighbours of every size
+    x = torch.randn(400, 96) * torch.logspace(-3, 3, 400)[:, None]  # neighbours of every size
     together = quantised(x[None])[0]
-    for i in range(33):
-        assert torch.equal(quantised(x[i : i + 1]), together[i : i + 1])
+    for count in (1, 2, 3, 5, 6, 16, 21, 33):
+        for i in range(0, 400 - count, 29):
+            assert torch.equal(quantised(x[i : i + count]), together[i : i + count])
+
+
+def test_all_products_are_the_same():
+    torch.manual_seed(1)
+    weight = torch.randint(-127, 128, (72, 96), dtype=torch.int8)
+    rows, scale = torch.randint(1, 256, (33, 96), dtype=torch.uint8), torch.rand(72)
+    ways = [way for way in (int8.onednn, int8.int_mm, int8.slow) if int8.is_exact(way)]
+    assert int8.slow in ways
+    assert int8.product() in ways
+    for way in ways:
+        assert torch.equal(way(weight, scale)(rows), int8.slow(weight, scale)(rows))
+
+
+def test_a_product_that_saturates_is_not_taken():
+    def saturating(weight: torch.Tensor, scale: torch.Tensor) -> int8.Multiply:
+        sums = int8.slow(weight, torch.ones_like(scale))
+        return lambda rows: sums(rows).clamp(-32768, 32767) * scale
+
+    assert not int8.is_exact(saturating)
 
 
 def test_the_result_is_near_the_float_layer():
