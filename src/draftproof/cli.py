@@ -38,7 +38,8 @@ def generate(
     target: Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, several, none.")] = "auto",
     verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "chain:5",
+    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "auto",
+    draft_length: Annotated[str, typer.Option(help="So many guesses in a row, as --tree chain; or auto.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
@@ -69,6 +70,7 @@ def generate(
     from draftproof.models import drafter, load
     from draftproof.sampling import Sampling
 
+    tree = _shape(tree, draft_length)
     sampling = Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -84,9 +86,9 @@ def generate(
     settings: dict[str, Any] = {
         "verify": "gumbel" if reproducible else verify,
         "lossy": lossy,
-        "tree": tree if tree == "auto" else Tree.parse(tree),
+        "tree": None if tree == "auto" else Tree.parse(tree),
         "sampling": sampling,
-        "draft_sampling": dataclasses.replace(sampling, **changes),
+        "draft_sampling": dataclasses.replace(sampling, **changes) if changes else None,
         "max_new_tokens": max_new_tokens,
         "stop": tuple(stop or ()),
         "seed": seed,
@@ -212,6 +214,15 @@ def _names(text: str, compare: bool) -> list[str]:
     if compare and len(names) > 1:
         raise DraftproofError(f"--compare takes one drafter, not {len(names)}: leave it out, or name one of them")
     return names
+
+
+def _shape(tree: str, draft_length: str) -> str:
+    """The shape that was asked for in one way or the other."""
+    if draft_length == "auto":
+        return tree
+    if tree != "auto":
+        raise DraftproofError(f"--tree {tree} says how long a draft is: give one of --tree and --draft-length")
+    return f"chain:{draft_length}"
 
 
 def _show(writing: Stream) -> Output:

@@ -1,29 +1,41 @@
-"""tree="auto": the first steps try several shapes of draft, the others use the one that pays most (plan.py).
+"""tree="auto": every step's shape is chosen from the steps before it, and guessing stops where it does not pay.
 
-The trial steps are ordinary steps whose tokens are kept; each shows what a call with that many tokens takes here and
-how many of that many guesses are accepted with this text, drafter and rule. Exact: a step's shape depends on steps
-before it only. As it depends on the clock too, a seed gives the same text again only with rules that share their noise
-("gumbel"); the trace names the tree that was chosen, to ask for it by name.
+Times of calls and the noise-free acceptance of past steps (learn.py) say which shape brings most tokens a second. Where
+none beats plain sampling the drafter is not even asked; it is tried again after pauses that grow, as far as a small
+budget allows. Exact: a step's shape and draft temperature depend on past steps only, never on the draft at hand.
+
+Shapes that depend on the clock make a text that its seed alone cannot repeat. So a request with a seed of its own keeps
+an `Auto` of its own, with assumed costs (`Nominal`): its text depends on nothing but itself.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from draftproof.couple import Coupling
 from draftproof.draft import Tree
+from draftproof.engine.learn import LONGEST, Clock, Costs, Nominal, Survival, Temper
 from draftproof.engine.trace import Step
 from draftproof.lossy import Lossy
-from draftproof.theory.plan import Costs, Estimate, Plan, Seconds, best_paths, best_tree, by_sibling
+from draftproof.models.session import Model
+from draftproof.theory import plan
 
 WIDTHS = (1, 2, 4, 8)
-LENGTH = 4  # of the paths that are tried; longer ones are judged by how the last position went
-LONGEST = 16
 MOST = 33  # nodes of a tree
-ROUNDS = 4  # trials of each shape
+PLAIN = Tree.chain(0)
+MARGIN = 0.02  # guessing must gain that much, or it is not worth the risk
+PROBE = 2  # steps with guesses that decide whether it pays
+PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
+BUDGET = 0.015  # share of all time that probes may lose
+REFRESH = 64  # steps after which plain sampling, or another width, is measured again
+
+
+class Choice(NamedTuple):
+    """A shape and how many times the speed of plain sampling it promises."""
+
+    tree: Tree
+    gain: float
 
 
 class Auto:
@@ -31,68 +43,176 @@ class Auto:
 
     size = MOST  # what a session must have room for
 
-    def __init__(self, trees: str) -> None:
-        """`trees`: what the rule accepts, as a Verifier says it."""
+    def __init__(self, trees: str, costs: Costs | None = None, tempers: bool = False) -> None:
+        """`trees`: what the rule accepts, as a Verifier says it; `tempers`: tune the draft's temperature as well."""
         self.trees = trees
-        lengths = (0, LENGTH, 2 * LENGTH) if trees == "chain" else (0,)
-        shapes = [Tree.chain(length) for length in lengths]
-        shapes += [] if trees == "chain" else [Tree.paths(width, LENGTH) for width in WIDTHS]
-        self.trials = shapes * ROUNDS
-        self.plan: Plan | None = None
-        self._reached: dict[int, list[list[float]]] = defaultdict(list)  # paths -> P(accepted >= 1, 2, ...) of steps
-        self._target: dict[int, list[float]] = defaultdict(list)  # nodes of a call -> seconds
-        self._sizes: dict[int, list[int]] = defaultdict(list)  # nodes of a shape -> nodes of its calls
-        self._draft: list[float] = []  # seconds a level
-        self._warm = False
-
-    @property
-    def tree(self) -> Tree:
-        """The shape of the next step."""
-        if self.plan is None and not self.trials:
-            self.plan = self._choose()
-        return self.trials[0] if self.plan is None else self.plan.tree
+        self.costs: Costs = costs or Clock()
+        self.seen = {width: Survival() for width in ((1,) if trees == "chain" else WIDTHS)}
+        self.temper = Temper() if tempers else None
+        self.rows = 1
+        self._probing = PROBE  # steps with guesses still to be made, whether they pay or not
+        self._width = 1  # of the probe
+        self._pause = PAUSE
+        self._wait = 0  # plain steps until the next probe
+        self._lost = self._spent = 0.0  # seconds: by guessing, against plain sampling; in all
+        self._since = 0  # steps since plain sampling was measured
+        self._choice: Choice | None = None
+        self.tree = self._next()
 
     def cut(self, depth: int) -> Tree:
+        """The tree of the next step, as far as guesses are of use."""
         return self.tree.cut(depth)
 
-    def learn(self, tree: Tree, steps: Sequence[Step]) -> None:
-        """What became of the rows of one call; calls shortened by the end of the text teach nothing."""
-        if not self.trials or tree != self.trials[0]:
-            return
-        if not self._warm:  # the first call reads the prompt, so it is tried again
-            self._warm = True
-            return
-        self.trials.pop(0)
-        depth, seconds = tree.depth[-1], steps[0].seconds
-        size = tree.cut(max(step.depth for step in steps)).size  # the target reads as far as something was guessed
-        self._target[size].append(seconds["target"] + seconds["verify"])
-        self._sizes[tree.size].append(size)
-        if depth:
-            self._draft.append(seconds["draft"] / depth)
-            self._reached[len(tree.children(0))] += [_reached(step, depth) for step in steps]
+    @property
+    def length(self) -> int:
+        return self.tree.depth[-1]
 
     @property
-    def name(self) -> str:
-        """The chosen shape as `Tree.parse` or Python reads it; empty before there is one."""
-        if self.plan is None:
-            return ""
-        tree = self.plan.tree
-        paths = Tree.paths(len(tree.children(0)), tree.depth[-1])
-        if tree.is_chain:
-            return f"chain:{tree.size - 1}"
-        return f"paths:{len(tree.children(0))}x{tree.depth[-1]}" if tree == paths else repr(tree)
+    def example(self) -> Tree:
+        """A shape of the kind that may be chosen."""
+        return Tree.chain(2) if self.trees == "chain" else Tree.paths(2, 2)
 
-    def _choose(self) -> Plan:
-        call = Costs(Seconds(0.0), _rising({n: Seconds.of(times).mean for n, times in self._target.items()})).call
-        # A drafter that often has no guess makes short calls of a large shape: the mean is what the shape costs.
-        mean = {size: float(np.mean([call(n).mean for n in calls])) for size, calls in self._sizes.items()}
-        costs = Costs(Seconds.of(self._draft), _rising(mean))
-        reached = {width: continued(rows) for width, rows in self._reached.items()}
-        if self.trees not in ("chain", "paths"):
-            acc = by_sibling({width: float(estimate.mean[0]) for width, estimate in reached.items()})
-            return best_tree(acc, costs, most=MOST, depth=LONGEST)
-        plans = [best_paths(_fitting(estimate, width), costs, width) for width, estimate in reached.items()]
-        return max(plans, key=lambda plan: plan.rate)
+    @property
+    def factor(self) -> float:
+        """On the temperature of the next step's guesses."""
+        return 1.0 if self.temper is None or len(self.tree.children(0)) > 1 else self.temper.factor
+
+    @property
+    def curious(self) -> bool:
+        """Whether `learn` would look at the laws of the next step."""
+        return self.temper is not None and self.temper.curious and len(self.tree.children(0)) == 1
+
+    def learn(
+        self,
+        asked: Tree,
+        sent: Tree,
+        steps: Sequence[Step],
+        seconds: Mapping[str, float],
+        fresh: bool = False,
+        laws: tuple[Any, Any] | None = None,
+    ) -> None:
+        """A call went out: the shape asked for, the part of it that had guesses, what became of each row.
+
+        fresh     the call read prompts too, so its time says nothing
+        laws      p and q [B, V] after the last committed tokens
+        """
+        self.rows = len(steps)
+        depth, width = asked.depth[-1], len(asked.children(0))
+        if not fresh:
+            self.costs.add(self.rows * sent.size, depth, seconds)
+            self._account(sent, depth, steps, sum(seconds.values()))
+            self._since = 0 if sent.size == 1 or isinstance(self.costs, Nominal) else self._since + 1
+        if depth:
+            reached = [_reached(step) for step in steps]
+            self.seen.setdefault(width, Survival()).add(depth, sent.depth[-1], reached)
+            self._choice = None
+            if sent.size > 1 and not fresh and self._probing:
+                self._probing -= 1
+                if not self._probing and not self._pays():
+                    self._off()
+        if laws is not None and self.temper is not None:
+            self.temper.learn(*laws)
+        self.tree = self._next()
+
+    def _account(self, sent: Tree, levels: int, steps: Sequence[Step], seconds: float) -> None:
+        """What the step took, which is not what it should have taken, and what was lost by it; a hiccup is no loss."""
+        plain = self.costs.call(self.rows)
+        usual = self.costs.call(self.rows * sent.size) + self.costs.level * levels
+        took = usual if isinstance(self.costs, Nominal) else min(seconds, 1.5 * usual)
+        self._spent += took
+        if levels:
+            tokens = 1 + sum(step.expected for step in steps) / len(steps)
+            self._lost = max(self._lost + took - tokens * plain, -10 * plain)
+
+    def _next(self) -> Tree:
+        """The shape of the next step."""
+        if not self.costs.known:
+            return PLAIN  # the first step reads the prompt, the second tells what a plain one takes
+        if self._probing:
+            return self._best(self._width, least=1).tree
+        if self._wait:
+            self._wait -= 1
+            if self._wait or not self._affordable(1):
+                self._wait = max(self._wait, 1)
+                return PLAIN
+            return self._probe(1)
+        overdrawn = self._lost > BUDGET * self._spent + self.costs.call(self.rows)
+        if overdrawn or not self._pays():
+            return self._off()
+        if self._since >= REFRESH:
+            self._since = 0
+            rare = min(self.seen, key=lambda width: self.seen[width].seen)
+            return PLAIN if rare == 1 or not self._affordable(rare) else self._probe(rare)
+        unseen = [width for width in WIDTHS if width in self.seen and not self.seen[width].seen]
+        if unseen and self._affordable(unseen[0]):
+            return self._probe(unseen[0], steps=1)
+        return self._chosen().tree
+
+    def _probe(self, width: int, steps: int = PROBE) -> Tree:
+        self._probing, self._width = steps, width
+        self.seen[width].doubt()
+        return self._best(width, least=1).tree
+
+    def _off(self) -> Tree:
+        """Plain steps for a while, longer each time."""
+        self._wait, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return PLAIN
+
+    def _affordable(self, width: int) -> bool:
+        """Whether a probe's likely loss is within the budget."""
+        tree, gain = self._best(width, least=1)
+        took = self.costs.call(self.rows * tree.size) + self.costs.level * tree.depth[-1]
+        return self._lost + PROBE * took * max(1 - gain, 0.0) <= BUDGET * self._spent
+
+    def _pays(self) -> bool:
+        """Rare guesses gain little in all; where there is one, it must be worth it."""
+        pays = self._chosen().gain >= 1 + MARGIN * self.seen[1].guessed
+        if pays:
+            self._pause = PAUSE
+        return pays
+
+    def _chosen(self) -> Choice:
+        if self._choice is None:
+            choices = [self._best(width) for width, seen in self.seen.items() if seen.seen or width == 1]
+            if self.trees not in ("chain", "paths"):
+                choices.append(self._best_tree())
+            self._choice = max(choices, key=lambda choice: choice.gain)
+        return self._choice
+
+    def _best(self, width: int, least: int = 0) -> Choice:
+        """The best length of so many paths, at most twice what was tried before.
+
+        Levels that are often left empty cost only as often as they are not.
+        """
+        seen, cost, rows = self.seen[width], self.costs, self.rows
+        guessed, reached, deep = seen.guessed, seen.reached, seen.deep
+        plain = cost.call(rows)
+        tokens, seconds, before, asked = 1.0, plain, plain, 1.0
+        best = Choice(PLAIN, 0.0 if least else 1.0)
+        for length in range(1, min(max(2 * seen.longest, 1), LONGEST, (MOST - 1) // width) + 1):
+            call = cost.call(rows * (1 + width * length))
+            tokens += guessed * reached[length - 1]
+            seconds += guessed * deep[length - 1] * (call - before) + asked * cost.level
+            before, asked = call, guessed * deep[length - 1]
+            gain = tokens * plain / seconds
+            if gain > best.gain:
+                best = Choice(Tree.paths(width, length), gain)
+        return best
+
+    def _best_tree(self) -> Choice:
+        """The tree that siblings' acceptance at the first level promises most for."""
+        acc = plan.by_sibling({width: seen.reached[0] for width, seen in self.seen.items() if seen.seen or width == 1})
+        sizes = {n: plan.Seconds(self.costs.call(self.rows * n)) for n in (1, 2, 3, 5, 9, 17, MOST)}
+        made = plan.best_tree(acc, plan.Costs(plan.Seconds(self.costs.level), sizes), most=MOST, depth=6)
+        return Choice(made.tree, made.speedup)
+
+
+def name(tree: Tree) -> str:
+    """A shape as `Tree.parse` or Python reads it."""
+    width, depth = len(tree.children(0)), tree.depth[-1]
+    if tree.is_chain:
+        return f"chain:{depth}"
+    return f"paths:{width}x{depth}" if tree == Tree.paths(width, depth) else repr(tree)
 
 
 def trees_of(rule: object) -> str:
@@ -102,34 +222,21 @@ def trees_of(rule: object) -> str:
     return "chain" if isinstance(rule, Lossy) else str(getattr(rule, "trees", "any"))
 
 
-def continued(rows: Sequence[Sequence[float]], length: int = LONGEST) -> Estimate:
-    """Mean of P(accepted >= i) over steps of different depth; beyond the deepest, as the last position went.
-
-    A shorter row says nothing about positions after its end; there it is given the mean of those that do.
-    """
-    deepest = max(map(len, rows))
-    table = np.array([[*row, *[np.nan] * (deepest - len(row))] for row in rows])
-    means = np.nanmean(table, axis=0)
-    table = np.where(np.isnan(table), means, table)
-    before = means[-2] if deepest > 1 else 1.0
-    keep = min(means[-1] / before, 1.0) if before > 0 else 0.0
-    tail = table[:, -1:] * keep ** np.arange(1, length - deepest + 1)
-    return Estimate.of(np.concatenate([table, tail], axis=1)[:, :length])
+def assumed(target: Model, drafts: Sequence[Model]) -> Nominal:
+    """Costs from what the models are: their sizes, and whether a GPU reads more tokens for nothing."""
+    network = getattr(target, "network", None)
+    on_gpu = network is not None and network.device.type == "cuda"
+    size = _size(target)
+    return Nominal(0.01 if on_gpu else 0.1, max([0.002, *(_size(one) / size for one in drafts)]) if size else 0.1)
 
 
-def _rising(times: dict[int, float]) -> dict[int, Seconds]:
-    """Times by size; more never takes less, and where it seems to, that is noise."""
-    sizes = sorted(times)
-    return dict(zip(sizes, map(Seconds, np.maximum.accumulate([times[n] for n in sizes]).tolist()), strict=True))
+def _size(model: Any) -> int:
+    """Numbers in a model's weights."""
+    parts = getattr(model, "parts", (model,))
+    networks = [part.network for part in parts if getattr(part, "network", None) is not None]
+    return sum(w.nelement() for one in networks for kind in (one.parameters, one.buffers) for w in kind())
 
 
-def _fitting(estimate: Estimate, width: int) -> Estimate:
-    """Cut to paths of which `width` fit into the largest tree."""
-    length = min(len(estimate.mean), (MOST - 1) // width)
-    return Estimate(estimate.seen, estimate.mean[:length], estimate.scatter[:length, :length])
-
-
-def _reached(step: Step, depth: int) -> list[float]:
-    """P(accepted >= 1, 2, ... depth) of a step; what was not guessed is not accepted."""
-    said = step.reached or (1.0,) * step.accepted  # rules that share their noise have no law to report
-    return [*said, *[0.0] * depth][:depth]
+def _reached(step: Step) -> Sequence[float]:
+    """P(accepted >= 1, 2, ...) of a step; rules that share their noise have no law to report."""
+    return step.reached or (1.0,) * step.accepted

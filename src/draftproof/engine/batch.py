@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from itertools import chain
+
+import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.draws import Draw
-from draftproof.engine.auto import Auto
+from draftproof.engine.auto import Auto, name
 from draftproof.engine.laws import Row
 from draftproof.engine.request import Request
-from draftproof.engine.step import Rule, step
+from draftproof.engine.step import Outcome, Rule, step
 from draftproof.engine.text import Piece
 from draftproof.errors import DraftproofError
 from draftproof.models.session import Model, sessions
@@ -38,6 +40,7 @@ class Batch:
         self.size = size
         self.target, self.drafters = sessions(target, drafts, size, capacity)
         self.rows: list[list[Request]] = []
+        self._fresh = False  # whether a prompt is still to be read
 
     def add(self, requests: Sequence[Request]) -> None:
         """Requests with one prompt and one sampling, which start together; others may join between any two steps."""
@@ -46,6 +49,7 @@ class Batch:
         for session in (self.target, *self.drafters):
             session.join(len(self.rows), requests[0].prompt)
         self.rows.append(list(requests))
+        self._fresh = True
 
     @property
     def room(self) -> int:
@@ -68,40 +72,65 @@ class Batch:
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """One target call: what each request said in it."""
+        start = time.perf_counter()
         rows = [self._row(requests) for requests in self.rows]
         tree = self.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
         outcome = step(rows, self.target, self.drafters, self.rule, tree, self.draw, self.vocabulary)
         if outcome.failure is not None:
             self.drafters = []
-        if isinstance(self.tree, Auto):
-            self.tree.learn(tree, [branch.step for branch in outcome.branches])
-            for request in chain(*self.rows):
-                request.trace.tree = self.tree.name
         said, rest = [], []
         for branch in outcome.branches:
             requests = [self.rows[branch.row][m] for m in branch.members]
             for request in requests:
                 said.append((request, request.absorb(branch.step)))
+                if request.pace is not None or isinstance(self.tree, Auto):
+                    request.trace.shapes[name(tree.cut(rows[branch.row].depth))] += 1
                 if outcome.failure is not None:
                     request.trace.failures[outcome.failure] += 1
             rest.append([request for request in requests if not request.finish])
         self.rows = rest
+        self._learn(rows, tree, outcome, start)
         for row in reversed(range(len(self.rows))):
             if not self.rows[row]:
                 self._retire(row)
         return said
 
+    def _learn(self, rows: Sequence[Row], asked: Tree, outcome: Outcome, start: float) -> None:
+        """What the step took, and what it teaches those who choose the shape of the next one."""
+        steps = [branch.step for branch in outcome.branches]
+        seconds = steps[0].seconds  # all branches share it
+        seconds["overhead"] = time.perf_counter() - start - sum(seconds.values())
+        if isinstance(self.tree, Auto):
+            laws = self._laws(outcome, range(len(rows))) if self.tree.curious else None
+            self.tree.learn(asked, outcome.draft.tree, steps, seconds, self._fresh, laws)
+        for branch, requests in zip(outcome.branches, self.rows, strict=True):
+            for request in requests:
+                if request.pace is not None:
+                    laws = self._laws(outcome, [branch.row]) if request.pace.curious else None
+                    sent = Tree.chain(branch.step.depth)
+                    request.pace.learn(asked.cut(rows[branch.row].depth), sent, [branch.step], seconds, laws=laws)
+        self._fresh = False
+
+    def _laws(self, outcome: Outcome, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """p and q after the last committed tokens of some rows, where a temperature shaped q."""
+        draft = outcome.draft
+        if draft.q.shape[-1] == 0 or draft.tree.size == 1 or any(one.speaks != "logits" for one in self.drafters):
+            return None
+        p, q = (np.asarray(law[list(rows), 0].tolist()) for law in (draft.p, draft.q))
+        return p, q
+
     def _row(self, requests: list[Request]) -> Row:
         one = requests[0]
+        tuner = one.pace or (self.tree if isinstance(self.tree, Auto) else None)
         members = tuple(request.member for request in requests)
         return Row(
             one.prompt,
             tuple(one.tokens),
             one.sampling,
-            one.draft_sampling,
+            one.guessing(tuner.factor if tuner else 1.0),
             members,
             len(one.trace.steps),
-            max(r.depth for r in requests),
+            max(r.reach for r in requests),
         )
 
     def _retire(self, row: int) -> None:

@@ -14,10 +14,11 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.auto import Auto, trees_of
+from draftproof.engine.auto import Auto, assumed, trees_of
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.laws import Member
+from draftproof.engine.learn import LONGEST
 from draftproof.engine.request import Output, Request
 from draftproof.engine.step import Rule
 from draftproof.engine.text import Piece
@@ -42,7 +43,7 @@ def generate(target: str | Model, prompt: Prompt, *, n: int | None = None, **set
     >>> from draftproof.models.table import TableModel
     >>> coin = TableModel(lambda context: [0.5, 0.5])
     >>> generate(coin, [0], draft=coin, max_new_tokens=5, seed=1).tokens
-    [1, 0, 1, 0, 1]
+    [1, 1, 0, 0, 0]
     """
     if n is None:
         writing = stream(target, prompt, **settings)
@@ -93,7 +94,7 @@ def prepare(
     draft: str | Model | Sequence[str | Model] | None = "ngram",
     verify: str = "block",
     lossy: str | None = None,
-    tree: Tree | Literal["auto"] | None = None,
+    tree: Tree | Auto | Literal["auto"] | None = None,
     draw: str | None = None,
     sampling: Sampling | None = None,
     draft_sampling: Sampling | None = None,
@@ -111,10 +112,12 @@ def prepare(
     draft           a model, "ngram", a name, a list of those (sibling k is guessed by the k-th), or None
     verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
     lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
-    tree            shape of the guesses, a chain of five by default; "auto" measures at the start which one pays most
+    tree            shape of the guesses; "auto", the default, tunes it step by step and stops guessing where that does
+                    not pay; an `Auto` that is passed to several calls keeps what it has learned
     draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
     sampling        what law the text follows; `draft_sampling` shapes the guesses only and never changes that law
-    seed            same seed, settings and machine: same text; drawn freshly if not given, and reported
+    seed            same seed, settings and machine: same text, and shapes are tuned by what the text itself shows. If
+                    none is given, one is drawn, and shapes are tuned by the clock too: faster, but not to be repeated
     compile         on a GPU, compile both models first: a minute or two, then about twice the speed
     """
     rule = choose_rule(verify, lossy)
@@ -126,7 +129,8 @@ def prepare(
     drafts: list[Model] = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
-    shape = Tree.chain(0) if not drafts else Auto(trees_of(rule)) if tree == "auto" else tree or Tree.chain(5)
+    tempers = draft_sampling is None and not isinstance(rule, Lossy) and _has_temperature(sampling)
+    shape, paced = choose_shape(rule, drafts, tree, seed is not None, tempers)
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
@@ -134,7 +138,7 @@ def prepare(
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + shape.size
     samplings = (sampling, draft_sampling or sampling)
-    batch = open_batch(target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile)
+    batch = open_batch(target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile, paced=paced)
     guessers = " + ".join(one.name for one in drafts) or "none"
     notice = rule.notice if isinstance(rule, Lossy) else ""
     requests = [
@@ -146,6 +150,7 @@ def prepare(
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
             Trace(rule.name, guessers, notice),
+            Auto("chain", assumed(target, drafts), tempers) if paced and isinstance(batch, Batch) else None,
         )
         for request in range(n)
     ]
@@ -164,11 +169,13 @@ def open_batch(
     *,
     draw: str | None = None,
     compile: bool = False,
+    paced: bool = False,
 ) -> Batch | FusedBatch:
     """Rows for requests that are sampled like this (target, draft): fused where that is possible, else general."""
-    way = choose_draw(rule, shape.trials[-1] if isinstance(shape, Auto) else shape, draw)
-    if fused.fits(target, drafts, rule.name, shape, samplings):
-        return FusedBatch(target, drafts[0] if drafts else None, rule.name, shape.size - 1, rows, capacity, compile)
+    way = choose_draw(rule, shape.example if isinstance(shape, Auto) else shape, draw)
+    fixed = Tree.chain(5) if isinstance(shape, Auto) or paced else shape  # a captured graph has one shape
+    if fused.fits(target, drafts, rule.name, fixed, samplings):
+        return FusedBatch(target, drafts[0] if drafts else None, rule.name, fixed.size - 1, rows, capacity, compile)
     return Batch(target, drafts, rule, shape, way, rows, capacity)
 
 
@@ -177,6 +184,33 @@ def choose_rule(verify: str, lossy: str | None) -> Rule:
     if lossy is not None:
         return lossy_rules.get(lossy)
     return couple.COUPLINGS[verify] if verify in couple.COUPLINGS else verifiers.get(verify)
+
+
+def choose_shape(
+    rule: Rule, drafts: Sequence[Model], tree: Tree | Auto | str | None, seeded: bool, tempers: bool
+) -> tuple[Tree | Auto, bool]:
+    """The shape asked for, and whether each request sets its own pace within it.
+
+    With a seed the text must not depend on the clock or on its neighbours. A chain's nodes have the same names however
+    long it is, so requests may cut it as they like; shapes of other kinds are then fixed unless "auto" is asked for. A
+    coupling's text does not depend on the shape at all.
+    """
+    if not drafts:
+        return Tree.chain(0), False
+    if isinstance(tree, Tree | Auto):
+        return tree, False
+    if tree not in (None, "auto"):
+        raise DraftproofError(f"unknown tree {tree!r}: use a Tree, such as Tree.chain(5), or 'auto'")
+    trees = trees_of(rule)
+    if seeded and trees == "chain":
+        return Tree.chain(LONGEST), True
+    if seeded and tree is None and not isinstance(rule, Coupling):
+        return Tree.chain(5), False
+    return Auto(trees, tempers=tempers), False
+
+
+def _has_temperature(sampling: Sampling) -> bool:
+    return not callable(sampling.temperature) and sampling.temperature > 0
 
 
 def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:

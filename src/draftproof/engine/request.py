@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from draftproof.engine.auto import Auto
 from draftproof.engine.laws import Member
 from draftproof.engine.text import Decoder, Piece, Stopper
 from draftproof.engine.trace import Step, Trace
@@ -40,7 +42,9 @@ class Request:
         stop: tuple[str, ...],
         member: Member,
         trace: Trace,
+        pace: Auto | None = None,
     ) -> None:
+        """`pace` decides how far this text is drafted, from its own past alone."""
         self.prompt = prompt
         self.sampling = sampling
         self.draft_sampling = draft_sampling
@@ -48,6 +52,8 @@ class Request:
         self.context = target.context
         self.member = member
         self.trace = trace
+        self.pace = pace
+        self._tempered = (1.0, draft_sampling)
         self.tokens: list[int] = []
         self.finish = ""
         self.until: Callable[[Sequence[int]], bool] | None = None  # a further end, asked after every token
@@ -66,6 +72,19 @@ class Request:
         if self.context is not None:
             left = min(left, self.context - len(self.prompt))
         return left - len(self.tokens) - 1
+
+    @property
+    def reach(self) -> int:
+        """How far to guess in the next step."""
+        return self.depth if self.pace is None else min(self.depth, self.pace.length)
+
+    def guessing(self, factor: float) -> Sampling:
+        """How guesses are drawn, their temperature multiplied by `factor`."""
+        if factor != self._tempered[0]:
+            hotter = self.draft_sampling.temperature
+            hotter = hotter if callable(hotter) else hotter * factor
+            self._tempered = factor, dataclasses.replace(self.draft_sampling, temperature=hotter)
+        return self._tempered[1]
 
     def absorb(self, made: Step) -> list[Piece]:
         """Take a step's tokens one by one until something ends the text; the words that are now certain."""

@@ -16,7 +16,7 @@ class Step(NamedTuple):
     accepted: int  # how many of `tokens` were guesses
     reached: tuple[float, ...]  # given the guesses, probability that at least 1, 2, ... of them are accepted
     cost: tuple[float, ...]  # empty for exact rules; else each token's total variation from the target's law
-    seconds: dict[str, float]  # draft, target, verify
+    seconds: dict[str, float]  # draft, target, verify, and overhead: the host's work around them
 
     @property
     def expected(self) -> float:
@@ -31,9 +31,14 @@ class Trace:
     verifier: str = ""
     drafter: str = ""
     notice: str = ""  # of a lossy rule: that the text is not exact
-    tree: str = ""  # the shape that tree="auto" chose
+    shapes: Counter[str] = field(default_factory=Counter)  # that tree="auto" chose -> steps
     steps: list[Step] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # why drafting was given up
+
+    @property
+    def tree(self) -> str:
+        """The shape that tree="auto" chose most often; empty where the shape was given."""
+        return self.shapes.most_common(1)[0][0] if self.shapes else ""
 
     @property
     def tokens(self) -> int:
@@ -102,7 +107,9 @@ class Trace:
             lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))
             lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))
         if self.tree:
-            lines.append(f"tree chosen by measuring: {self.tree}")
+            often = ", ".join(f"{shape} x {count}" for shape, count in self.shapes.most_common(4))
+            more = f", {len(self.shapes) - 4} others" if len(self.shapes) > 4 else ""
+            lines.append(f"shapes chosen step by step: {often}{more}")
         if whole:
             lines.append("time " + ", ".join(f"{phase} {s / whole:.0%}" for phase, s in spent.items()))
         if self.notice:
@@ -116,6 +123,7 @@ class Trace:
             "verifier": self.verifier,
             "drafter": self.drafter,
             "tree": self.tree,
+            "shapes": dict(self.shapes),
             "exact": not self.notice,
             "notice": self.notice,
             "total_variation": self.cost,

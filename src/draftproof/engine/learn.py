@@ -1,0 +1,206 @@
+"""What the engine learns about its own steps: how long a call takes, how far guesses get, how hot to draw them.
+
+Nothing here changes a law: it only decides what is guessed in steps to come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from draftproof.law import overlap
+from draftproof.theory.plan import tempered
+
+LONGEST = 16  # guesses in a row
+RECENT = 7  # times kept for each size of call
+FADE = 0.96  # how much of what was known is left after one more step: about the last 25 count
+FACTORS = (0.7, 0.85, 1.0, 1.15)  # of the draft's temperature
+
+
+class Costs(Protocol):
+    """What steps take."""
+
+    def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
+        """A call with so many tokens after so many levels of guesses."""
+        ...
+
+    @property
+    def known(self) -> bool: ...
+
+    @property
+    def level(self) -> float:
+        """One level of guesses."""
+        ...
+
+    def call(self, tokens: int) -> float:
+        """Everything but guessing, for a call with so many tokens in all rows together."""
+        ...
+
+
+class Clock:
+    """Measured times: medians of the last few, which a hiccup does not move, and lines between them."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, deque[float]] = {}
+        self._levels: deque[float] = deque(maxlen=RECENT)
+        self._sizes: list[int] = []
+        self._times: list[float] = []
+
+    def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
+        rest = sum(spent for phase, spent in seconds.items() if phase != "draft")
+        self._calls.setdefault(tokens, deque(maxlen=RECENT)).append(rest)
+        if levels:
+            self._levels.append(seconds["draft"] / levels)
+        self._sizes = sorted(self._calls)
+        first = median(self._calls[self._sizes[0]])
+        middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
+        self._times = np.maximum.accumulate(middle).tolist()  # more never takes less: where it seems to, that is noise
+
+    @property
+    def known(self) -> bool:
+        return any(len(times) >= 3 for times in self._calls.values())
+
+    @property
+    def level(self) -> float:
+        return median(self._levels) if self._levels else 0.05 * self._times[0]
+
+    def call(self, tokens: int) -> float:
+        sizes, times = self._sizes, self._times
+        place = bisect_left(sizes, tokens)
+        if place < len(sizes) and sizes[place] == tokens:
+            return times[place]
+        if place == 0:
+            return times[0]
+        if len(sizes) == 1:
+            return _supposed(times[0], tokens / sizes[0])
+        low, high = (place - 1, place) if place < len(sizes) else (0, place - 1)
+        slope = (times[high] - times[low]) / (sizes[high] - sizes[low])
+        return times[place - 1] + slope * (tokens - sizes[place - 1])
+
+
+def _supposed(plain: float, times: float) -> float:
+    """Of a call with that many times the tokens, before it was measured, and against a single measurement."""
+    return plain * (0.95 + 0.05 * times)
+
+
+class Nominal:
+    """Costs that are not measured but assumed, in units of a plain step: decisions made with them can be repeated."""
+
+    known = True
+
+    def __init__(self, slope: float, level: float) -> None:
+        """`slope`: what one more token adds to a call; `level`: a level of guesses."""
+        self.slope, self.level = slope, level
+
+    def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
+        """Nothing to learn."""
+
+    def call(self, tokens: int) -> float:
+        return 1 + self.slope * (tokens - 1)
+
+
+class Survival:
+    """How far guesses get, what is older counting less.
+
+    P(accepted >= i) is a product of ratios, P(>= i) / P(>= i - 1). A ratio that was hardly seen is taken to be that of
+    the position before it, the first one to be START.
+    """
+
+    START, DOUBT = 0.4, 0.5
+
+    def __init__(self) -> None:
+        self._reached = np.zeros(LONGEST)  # sums of P(accepted >= i) over steps that could tell
+        self._before = np.zeros(LONGEST)  # sums of P(accepted >= i - 1) over the same steps
+        self._sent = np.zeros(LONGEST)  # how often a call went that deep
+        self._asked = np.zeros(LONGEST)  # how often it could have
+        self._guessed = self._steps = 1.0
+        self.longest = 0  # that was asked for where there was a guess
+        self.seen = 0  # steps with a guess
+
+    def add(self, asked: int, sent: int, rows: Sequence[Sequence[float]]) -> None:
+        """A step that asked for `asked` levels and sent `sent`, with P(accepted >= 1, 2, ...) of each row."""
+        self._steps, self._guessed = self._steps * FADE + 1, self._guessed * FADE + (sent > 0)
+        if not sent:
+            return
+        self.seen += 1
+        self.longest = max(self.longest, asked)
+        self._scale(FADE)
+        mean = np.zeros(asked + 1)
+        for row in rows:
+            mean[1 : len(row) + 1] += row[:asked]
+        mean /= len(rows)
+        mean[0] = 1.0
+        self._reached[:asked] += mean[1:]
+        self._before[:asked] += mean[:-1]
+        self._asked[:asked] += 1
+        self._sent[: min(sent, asked)] += 1
+
+    def doubt(self) -> None:
+        """It was long ago: believe half of it."""
+        self._scale(0.5)
+
+    def _scale(self, factor: float) -> None:
+        for sums in (self._reached, self._before, self._sent, self._asked):
+            sums *= factor
+
+    @property
+    def guessed(self) -> float:
+        """Share of steps in which there was a guess at all."""
+        return self._guessed / self._steps
+
+    @property
+    def reached(self) -> list[float]:
+        """P(accepted >= 1, 2, ...) where there is a guess."""
+        ratio, chance, found = self.START, 1.0, []
+        for hit, base in zip(self._reached.tolist(), self._before.tolist(), strict=True):
+            ratio = min((hit + self.DOUBT * ratio) / (base + self.DOUBT), 1.0)
+            chance *= ratio
+            found.append(chance)
+        return found
+
+    @property
+    def deep(self) -> list[float]:
+        """How often a call with guesses goes 1, 2, ... deep if it may."""
+        return list(((self._sent + self.DOUBT) / (self._asked + self.DOUBT)).tolist())
+
+
+class Temper:
+    """Which factor on the draft's temperature lets most guesses pass: each is judged on rows p and q of past steps.
+
+    The overlap sum min(p, q) is what one guess is accepted with, and it is computed for every factor from the one q
+    that was used, so nothing has to be tried out.
+    """
+
+    EVERY = 16  # steps; the first few are looked at one by one
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._overlap = np.zeros(len(FACTORS))
+        self._weight = 0.0
+        self._steps = 0
+
+    @property
+    def curious(self) -> bool:
+        """Whether the next step's laws are worth looking at."""
+        return self._steps < 4 or self._steps % self.EVERY == 0
+
+    def learn(self, p: Any, q: Any) -> None:
+        """Laws [B, V] after the last committed token; a q of zero says nothing."""
+        curious = self.curious
+        self._steps += 1
+        drawn = q.sum(axis=-1) > 0
+        if not curious or not drawn.any():
+            return
+        p, q = p[drawn][:4], q[drawn][:4]
+        laws = [tempered(q, factor / self.factor) for factor in FACTORS]
+        self._overlap = self._overlap * 0.8 + [overlap(p, law).mean() for law in laws]
+        self._weight = self._weight * 0.8 + 1
+        best = int(np.argmax(self._overlap))
+        now = FACTORS.index(self.factor)
+        if self._overlap[best] > self._overlap[now] + 0.005 * self._weight:
+            self.factor = FACTORS[best]
