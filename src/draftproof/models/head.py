@@ -25,6 +25,7 @@ from draftproof.models import headnet
 from draftproof.models.headnet import HeadNetwork
 from draftproof.models.hf import HFModel, HFSession, ancestry
 from draftproof.models.int8 import Input, Int8Linear
+from draftproof.models.lean import Packed
 from draftproof.models.llama import Rotation
 from draftproof.models.slots import SlotCache
 
@@ -48,8 +49,13 @@ class HeadModel:
         output.weight = nn.Parameter(rows[network.tokens.to(rows.device)].contiguous(), requires_grad=False)
         self.network = copy.deepcopy(network).to(whole.device, whole.dtype).eval().requires_grad_(False)
         self.output: nn.Module = output
-        if isinstance(whole.get_output_embeddings(), Int8Linear):  # the target computes in integers: so does the head
-            self.network, self.output = _in_integers(self.network), _integers(output)
+        like = whole.get_output_embeddings()  # the head computes as the target does
+        if isinstance(like, Int8Linear | Packed):
+            self.output = _as(like, output)
+            for parent in list(self.network.modules()):
+                for part, child in list(parent.named_children()):
+                    if isinstance(child, nn.Linear):
+                        setattr(parent, part, _as(like, child))
 
     def session(self, rows: int, capacity: int) -> HeadSession:
         raise DraftproofError("a head reads its target's session: open both with draftproof.models.session.sessions")
@@ -241,14 +247,6 @@ def _output_matrix(network: Any) -> torch.Tensor:
         return torch.as_tensor(layer(unit)).t()  # what a layer does to unit vectors is its matrix
 
 
-def _integers(linear: nn.Linear) -> Int8Linear:
-    return Int8Linear(linear, Input(torch.ones(linear.in_features)))
-
-
-def _in_integers(network: HeadNetwork) -> HeadNetwork:
-    """Every product of the head in 8-bit integers."""
-    for parent in list(network.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, _integers(child))
-    return network
+def _as(like: Int8Linear | Packed, linear: nn.Linear) -> nn.Module:
+    """A layer in 8-bit integers or laid out for oneDNN, as another one is."""
+    return Int8Linear(linear, Input(torch.ones(linear.in_features))) if isinstance(like, Int8Linear) else Packed(linear)
