@@ -16,10 +16,11 @@ from draftproof.bench.turns import Ids
 from draftproof.engine.generate import encode
 from draftproof.errors import DraftproofError
 from draftproof.limits import prompts as texts
-from draftproof.models import DRAFTERS, check_vocabularies, drafter, head, headnet, load, read
+from draftproof.models import DRAFTERS, drafter, head, headnet, load, read
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import rebuild
 from draftproof.models.session import Model
+from draftproof.models.vocabulary import fit
 
 
 class Pair(NamedTuple):
@@ -63,9 +64,9 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
         guesser = HFModel(network.to(device), tokenizer, draft)
     else:
         guesser = load(draft, dtype=dtype, device=device)
-    assistant = as_transformers(guesser, draft, dtype)
-    check_vocabularies(ours, guesser)
-    return Pair(ours, guesser, theirs, assistant, device, dtype)
+    fitted = fit(ours, guesser)
+    assistant = as_transformers(guesser, draft, dtype) if fitted is guesser else None  # theirs needs one vocabulary
+    return Pair(ours, fitted, theirs, assistant, device, dtype)
 
 
 def as_transformers(model: HFModel, name: str, dtype: str) -> Any:
