@@ -9,6 +9,11 @@ import pytest
 
 import draftproof as dp
 from draftproof import models, verify
+from draftproof.engine.batch import Batch
+from draftproof.engine.generate import choose_draw
+from draftproof.engine.laws import Member
+from draftproof.engine.request import Request
+from draftproof.engine.trace import Trace
 from draftproof.models.cache import Recall
 from draftproof.models.memo import Memo
 from draftproof.theory.enumerate import target_law
@@ -18,7 +23,7 @@ from tests.engine.test_generate import PROMPT, samples, table
 
 def test_what_was_seen_is_drafted_when_the_same_tokens_come_again():
     target, draft = tiny.model(), Recall(tiny.VOCABULARY)
-    settings = {"draft": draft, "sampling": dp.Sampling(temperature=0), "max_new_tokens": 40}
+    settings = {"draft": draft, "tree": dp.Tree.chain(5), "sampling": dp.Sampling(temperature=0), "max_new_tokens": 40}
     first = dp.generate(target, "abc", **settings)
     again = dp.generate(target, "abc", **settings)
     assert again.tokens == first.tokens
@@ -77,6 +82,61 @@ def test_a_memo_never_asks_about_a_context_twice():
             dp.generate(target, PROMPT, draft=None, sampling=sampling, max_new_tokens=3, seed=seed)
     assert len(asked) > 5
     assert set(asked.values()) == {1}
+
+
+def counting(seed: int = 1):
+    """A memo of a table, and how often each context was computed."""
+    asked: Counter[tuple[int, ...]] = Counter()
+    model = table(seed, size=3)
+
+    def rows(context):
+        asked[context] += 1
+        return model.rows(context)
+
+    target = Memo(dp.models.table.TableModel(rows))
+    asked.clear()
+    return target, asked
+
+
+def test_samples_and_sweeps_over_one_prompt_compute_a_context_once():
+    """Rows that are known are left out of a call, equal rows are computed once, and all texts stay as they were."""
+    target, asked = counting()
+    for temperature in (0.5, 1.0, 2.0):
+        settings = {"sampling": dp.Sampling(temperature=temperature), "max_new_tokens": 4, "draft": None}
+        texts = [out.tokens for out in dp.generate(target, PROMPT, n=30, seed=7, **settings)]
+        assert texts == [out.tokens for out in dp.generate(table(1, size=3), PROMPT, n=30, seed=7, **settings)]
+    assert set(asked.values()) == {1}
+    assert target.rows == len(asked) > 20
+
+
+@pytest.mark.parametrize("kind", ["table", "network"])
+def test_rows_fall_behind_and_catch_up_in_any_order(kind):
+    """Requests with different prompts, some seen before: drafts, branches and rows that end early are in it."""
+    model, draft = (table(1), table(2)) if kind == "table" else (tiny.model(), tiny.model("llama", 1))
+    rule, tree = verify.get("block"), dp.Tree.chain(3)
+
+    def write(target, numbers):
+        batch = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), 12, 60)
+        made = []
+        for number in numbers:
+            prompt = tuple((number * 7 + i * i) % 5 for i in range(2 + number % 3))
+            made += [
+                Request(target, prompt, dp.Sampling(), dp.Sampling(), 6 + number, (), Member(number, r), Trace())
+                for r in range(2)
+            ]
+            batch.add(made[-2:])
+        while not batch.is_finished:
+            batch.step()
+        return [request.tokens for request in made]
+
+    memo = Memo(model)
+    for numbers in ((0, 1, 2), (3, 1, 4, 0), (4, 5, 2, 1)):
+        before = memo.rows
+        assert write(memo, numbers) == write(model, numbers)
+        assert memo.rows > before
+    before = memo.rows
+    write(memo, (0, 1, 2))
+    assert memo.rows == before
 
 
 def test_a_memo_gives_the_text_of_its_model_and_catches_up():
