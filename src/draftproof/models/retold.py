@@ -73,7 +73,7 @@ class Retold:
 
 
 class RetoldSession:
-    """For each row the text in bytes, the drafter's reading of it, what it wrote in this step, and the guesses."""
+    """For each row the text in bytes, what the drafter has read, and in a step what it wrote and the guesses in it."""
 
     speaks: Literal["logits", "law"] = "law"
 
@@ -82,19 +82,14 @@ class RetoldSession:
         self.inner = model.draft.session(rows, capacity)
         self.texts = [b""] * rows
         self.views: list[list[int]] = [[]] * rows  # lists are replaced, never changed
-        self.current = [True] * rows  # whether the view holds the whole text
         self.written: list[list[int]] = [[]] * rows
         self.guesses: list[list[int]] = [[]] * rows
-        self.chain = Tree.chain(0)  # of the drafter's tokens in this step
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
-        self.texts[row] = self.model.reader.spell(tokens)
-        self.views[row], self.current[row] = self.model.reader.read(self.texts[row])
-        self.inner.join(row, self.views[row])
+        self.texts[row], self.views[row], self.written[row] = self.model.reader.spell(tokens), [], []
 
     def copy(self, source: int, target: int) -> None:
         self.texts[target], self.views[target] = self.texts[source], self.views[source]
-        self.current[target] = self.current[source]
         self.written[target], self.guesses[target] = self.written[source], self.guesses[source]
         self.inner.copy(source, target)
 
@@ -110,44 +105,42 @@ class RetoldSession:
         return laws
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
-        old, new = [view + told for view, told in zip(self.views, self.written, strict=True)], []
-        for b, last in enumerate(node):
-            said = [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
+        """The drafter keeps all that it wrote; what became of it is seen when it is to write again."""
+        rows = range(len(node))
+        if self.written[0]:
+            mine = np.array([[self.views[b][-1], *self.written[b]] for b in rows])
+            self.inner.commit(Tree.chain(mine.shape[1] - 1), mine, [mine.shape[1] - 1] * len(mine), [0] * len(mine))
+        for b in rows:
+            said = [*(int(tokens[b][n]) for n in tree.path(int(node[b]))), int(token[b])]
             self.texts[b] += self.model.reader.spell(said)
-            view, self.current[b] = self.model.reader.read(self.texts[b])
-            new.append(view)
-        same = [common(*pair) for pair in zip(old, new, strict=False)]
-        kept = [max(count - len(view), 0) for count, view in zip(same, self.views, strict=False)]
-        mine = [[view[-1], *told] for view, told in zip(self.views[: len(node)], self.written, strict=False)]
-        self.inner.commit(self.chain, np.array(mine), kept, [0] * len(node))
-        for b, view in enumerate(new):
-            self.views[b], self.written[b], self.guesses[b] = view, [], []
-            rejoin(self.inner, b, view, same[b])
-        self.chain = Tree.chain(0)
+            self.views[b], self.written[b] = self.views[b] + self.written[b], []
 
     def _write(self, rows: int, depth: int) -> None:
         """Write on until there are `depth` guesses in every row, or twice as many tokens."""
-        most = Tree.chain(2 * depth + 2)
-        for b in range(rows):
-            if len(self.views[b]) + most.size > self.capacity:
-                self.texts[b], self.views[b] = shorten(self.texts[b], self.views[b], self.model.reader, self.capacity)
-                self.inner.join(b, self.views[b])
-            self.written[b] = []
-        tokens = np.full((rows, most.size), -1, dtype=np.int64)
+        chain = Tree.chain(2 * depth + 2)
+        current = [self._read(b, chain.size) for b in range(rows)]
+        tokens = np.full((rows, chain.size), -1, dtype=np.int64)
         tokens[:, 0] = [view[-1] for view in self.views[:rows]]
-        for node in range(most.size - 1):
-            logits = self.inner.extend(most, tokens, range(node, node + 1))[:, 0]
+        for node in range(chain.size - 1):
+            logits = self.inner.extend(chain, tokens, range(node, node + 1))[:, 0]
             tokens[:, node + 1] = array_namespace(logits).argmax(logits, axis=-1).tolist()
-            self.chain = Tree.chain(node + 1)
-            done = [self._guess(b, tokens[b, 1 : node + 2].tolist(), depth) for b in range(rows)]
+            done = []
+            for b in range(rows):
+                self.written[b] = tokens[b, 1 : node + 2].tolist()
+                self.guesses[b], final = self.model.teller.retell(self.texts[b][-MARGIN:], self.written[b])
+                done.append(final or len(self.guesses[b]) >= depth)
             if all(done):
-                return
+                break
+        for b in range(rows):
+            if not current[b]:  # after half a character nothing can be written
+                self.guesses[b] = []
 
-    def _guess(self, row: int, written: list[int], depth: int) -> bool:
-        """Take what was written so far for guesses; whether that is enough."""
-        self.written[row] = written
-        if not self.current[row]:  # after half a character nothing can be written
-            self.guesses[row] = []
-            return True
-        self.guesses[row], final = self.model.teller.retell(self.texts[row][-MARGIN:], written)
-        return final or len(self.guesses[row]) >= depth
+    def _read(self, row: int, nodes: int) -> bool:
+        """Bring the drafter up to date with a row's text; whether all of it could be read."""
+        held = self.views[row]
+        view, whole = self.model.reader.read(self.texts[row])
+        if len(view) + nodes > self.capacity:
+            self.texts[row], view = shorten(self.texts[row], view, self.model.reader, self.capacity)
+        self.views[row] = view
+        rejoin(self.inner, row, view, common(held, view))
+        return whole
