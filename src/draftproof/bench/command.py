@@ -119,7 +119,7 @@ def demo(
     by: By = None,
     temperature: Temperature = "0.8",
     verify: Verify = "block",
-    tree: Shape = "chain:5",
+    tree: Shape = "auto",
     tokens: Tokens = 64,
     repeat: Repeat = 5,
     seed: Seed = 0,
