@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from draftproof.errors import DraftproofError, nearest
 from draftproof.models import packaged
 from draftproof.models.cache import Recall
+from draftproof.models.mixed import Mixed
 from draftproof.models.ngram import NGram
 from draftproof.models.retold import Retold
 from draftproof.models.session import Model
@@ -26,6 +27,7 @@ DRAFTERS = {
     "head": "a small network trained for the target, which reads the target's hidden states",
     "ngram": "what followed these words before in the text",
     "cache": "what the target said before after these words",
+    "ngram|MODEL": "the first that has a guess, in this order; any drafters can be mixed so",
     "text:MODEL": "a model with any tokenizer: it writes text, which is cut into the target's tokens",
 }
 
@@ -76,6 +78,8 @@ def drafter(name: str, target: Model) -> Model:
     A model of another tokenizer family guesses in the tokens that both know (models/vocabulary.py); with "text:" before
     its name it writes text, which is cut into the target's tokens (models/retold.py).
     """
+    if "|" in name:
+        return Mixed([drafter(part, target) for part in name.split("|")])
     if name == "auto":
         try:
             return drafter("head", target)

@@ -62,4 +62,4 @@ def sessions(target: Model, drafts: Sequence[Model], rows: int, capacity: int) -
         raise DraftproofError(f"these drafters read different layers of the target ({sorted(taps)}): use one of them")
     host: Any = target
     main = host.session(rows, capacity, *taps)
-    return main, [one.beside(main) if hasattr(one, "beside") else one.session(rows, capacity) for one in guests]
+    return main, [one.beside(main) if getattr(one, "taps", ()) else one.session(rows, capacity) for one in guests]
