@@ -10,7 +10,8 @@ import torch
 import draftproof as dp
 from draftproof.models import int8
 from draftproof.models.hf import HFModel
-from draftproof.models.int8 import Input, Int8Linear, quantise
+from draftproof.models.int8 import Int8Linear, quantise
+from draftproof.models.lean import rebuild
 from tests import tiny
 
 TEXT = list(range(40, 90))
@@ -19,7 +20,7 @@ TEXT = list(range(40, 90))
 def layer(bias: bool = True) -> tuple[torch.nn.Linear, Int8Linear]:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 72, bias=bias)
-    return linear, Int8Linear(linear, Input(torch.rand(96) + 0.5))
+    return linear, Int8Linear(linear, torch.rand(96) + 0.5)
 
 
 @pytest.mark.parametrize("way", [int8.onednn, int8.int_mm, int8.slow])
@@ -39,7 +40,7 @@ def test_a_row_alone_and_in_company_is_the_same_bit_for_bit(monkeypatch, way):
 def test_all_products_are_the_same():
     torch.manual_seed(1)
     weight = torch.randint(-127, 128, (72, 96), dtype=torch.int8)
-    rows, scale = torch.randint(1, 256, (33, 96), dtype=torch.uint8), torch.rand(72)
+    rows, scale = torch.randint(0, 256, (33, 96), dtype=torch.uint8), torch.rand(72)
     ways = [way for way in (int8.onednn, int8.int_mm, int8.slow) if int8.is_exact(way)]
     assert int8.slow in ways
     assert int8.product() in ways
@@ -65,12 +66,24 @@ def test_the_result_is_near_the_float_layer():
     assert torch.isfinite(quantised(torch.zeros(1, 96))).all()
 
 
-def test_layers_that_read_one_tensor_quantise_it_once():
-    network = quantise(copy.deepcopy(tiny.network("llama")), TEXT)
-    attention = network.model.layers[0].self_attn
-    assert attention.q_proj.shared is attention.k_proj.shared is attention.v_proj.shared
-    assert attention.o_proj.shared is not attention.q_proj.shared
-    assert not any(isinstance(module, torch.nn.Linear) for module in network.modules())
+def test_the_norm_before_a_layer_is_part_of_it():
+    linear, _ = layer()
+    norm = torch.nn.RMSNorm(96, 1e-5)
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(96) * 2)
+    x = torch.randn(2, 5, 96) * torch.logspace(-3, 2, 5)[:, None]
+    truth = linear(norm(x))
+    assert (Int8Linear(linear, torch.rand(96) + 0.5, norm)(x) - truth).norm() / truth.norm() < 0.02
+
+
+def test_every_product_is_in_integers():
+    for network in (copy.deepcopy(tiny.network("llama")), rebuild(copy.deepcopy(tiny.network("llama")))):
+        quantise(network, TEXT)
+        assert not any(isinstance(module, torch.nn.Linear) for module in network.modules())
+        with torch.no_grad():
+            found = torch.softmax(network(torch.tensor([TEXT])).logits[0], -1)
+            truth = torch.softmax(tiny.network("llama")(torch.tensor([TEXT])).logits[0], -1)
+        assert (found - truth).abs().sum(-1).mean() / 2 < 0.2
 
 
 def test_a_quantised_model_is_a_target_of_its_own():

@@ -24,8 +24,8 @@ from draftproof.law import Array
 from draftproof.models import headnet
 from draftproof.models.headnet import HeadNetwork
 from draftproof.models.hf import HFModel, HFSession, ancestry
-from draftproof.models.int8 import Input, Int8Linear
-from draftproof.models.lean import Packed
+from draftproof.models.int8 import Int8Linear, in_integers
+from draftproof.models.lean import Packed, pack
 from draftproof.models.llama import Rotation
 from draftproof.models.slots import SlotCache
 
@@ -50,12 +50,10 @@ class HeadModel:
         self.network = copy.deepcopy(network).to(whole.device, whole.dtype).eval().requires_grad_(False)
         self.output: nn.Module = output
         like = whole.get_output_embeddings()  # the head computes as the target does
-        if isinstance(like, Int8Linear | Packed):
-            self.output = _as(like, output)
-            for parent in list(self.network.modules()):
-                for part, child in list(parent.named_children()):
-                    if isinstance(child, nn.Linear):
-                        setattr(parent, part, _as(like, child))
+        if isinstance(like, Int8Linear):
+            self.network, self.output = in_integers(self.network, {}), Int8Linear(output)
+        elif isinstance(like, Packed):
+            self.network, self.output = pack(self.network), Packed(output)
 
     def session(self, rows: int, capacity: int) -> HeadSession:
         raise DraftproofError("a head reads its target's session: open both with draftproof.models.session.sessions")
@@ -245,8 +243,3 @@ def _output_matrix(network: Any) -> torch.Tensor:
     with torch.no_grad():
         unit = torch.eye(network.config.get_text_config().hidden_size, device=network.device)
         return torch.as_tensor(layer(unit)).t()  # what a layer does to unit vectors is its matrix
-
-
-def _as(like: Int8Linear | Packed, linear: nn.Linear) -> nn.Module:
-    """A layer in 8-bit integers or laid out for oneDNN, as another one is."""
-    return Int8Linear(linear, Input(torch.ones(linear.in_features))) if isinstance(like, Int8Linear) else Packed(linear)

@@ -8,12 +8,15 @@ that are often large are shrunk before rounding and their weights enlarged (Smoo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from draftproof.models.llama import Block
 
 # A little of everything, to see which channels are large. The choice shapes the model; sampling from it stays exact.
 CALIBRATION = """The harbour was quiet. "Who is there?" she asked, and nobody answered; the lamp went out at 9:45.
@@ -24,50 +27,43 @@ User: What is the capital of France? Assistant: The capital of France is Paris, 
 If 3 boxes hold 12 pens each, there are 3 * 12 = 36 pens. L'hiver est froid. Der Fluss ist breit."""
 
 
-MIDDLE = 128  # activations are stored as unsigned bytes around it, which is what VNNI instructions multiply
-
-Multiply = Callable[[torch.Tensor], torch.Tensor]  # rows [M, K] of bytes -> [M, N] in float32
-
-
-class Input:
-    """What layers that read the same tensor share: its smoothing, and the last activation quantised."""
-
-    def __init__(self, smoothing: torch.Tensor) -> None:
-        self.shrink = 1 / smoothing
-        self.source: torch.Tensor | None = None
-        self.rows = torch.empty(0, dtype=torch.uint8)
-        self.scale = torch.empty(0)
-
-    def quantise(self, x: torch.Tensor) -> None:
-        if self.source is x:
-            return
-        flat = x.reshape(-1, x.shape[-1]) * self.shrink
-        self.scale = flat.abs().amax(dim=-1, keepdim=True).clamp_min_(1e-30).div_(127)  # zero stays zero
-        # the conversion cuts, so adding a half rounds; sums and products apart, for a fused one may round differently
-        self.rows = flat.div_(self.scale).add_(MIDDLE + 0.5).to(torch.uint8)
-        self.source = x
+Multiply = Callable[[torch.Tensor], torch.Tensor]  # bytes [M, K] -> their products with the weights [M, N], in float32
 
 
 class Int8Linear(nn.Module):
-    """Stands in for a Linear layer."""
+    """Stands in for a Linear layer; for the RMSNorm before it too, whose scalar only changes the scale of a row."""
 
-    bias: torch.Tensor | None
-
-    def __init__(self, linear: nn.Linear, shared: Input) -> None:
+    def __init__(
+        self, linear: nn.Linear, smoothing: torch.Tensor | None = None, norm: nn.RMSNorm | None = None
+    ) -> None:
         super().__init__()
-        weight = linear.weight.detach().float() / shared.shrink
+        weight = linear.weight.detach().float()
+        if smoothing is not None:
+            weight = weight * smoothing
         scale = weight.abs().amax(dim=1).clamp_min(1e-30) / 127
-        self.shared = shared
-        self.out_features = linear.out_features
-        self.multiply = product()(torch.round(weight / scale[:, None]).to(torch.int8), scale)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float(), persistent=False)
+        whole = torch.round(weight / scale[:, None])
+        self.width = linear.in_features
+        self.multiply = product()(whole.to(torch.int8), scale)
+        self.sums = whole.sum(dim=1) * scale
+        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.shrink = None if smoothing is None else 1 / smoothing
+        self.floor: torch.Tensor | None = None
+        if norm is not None:
+            gain = norm.weight.detach() * self.width**0.5
+            self.shrink = gain if self.shrink is None else gain * self.shrink
+            self.floor = torch.tensor((self.width * (norm.eps or 0.0)) ** 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.shared.quantise(x)
-        out = self.multiply(self.shared.rows).mul_(self.shared.scale)
+        rows = x.reshape(-1, self.width)
+        # bytes of each row, then how much a unit of them is and what zero is, as two floats: [M, K + 8]
+        made = torch.ops.quantized.embedding_bag_byte_prepack(rows if self.shrink is None else rows * self.shrink)
+        affine = made[:, self.width :].view(torch.float32)
+        if self.floor is not None:
+            affine = affine / torch.hypot(torch.linalg.vector_norm(rows, dim=-1, keepdim=True), self.floor)
+        out = self.multiply(made[:, : self.width]).mul_(affine[:, :1]).addcmul_(affine[:, 1:], self.sums)
         if self.bias is not None:
             out += self.bias
-        return out.view(*x.shape[:-1], self.out_features)
+        return out.view(*x.shape[:-1], -1)
 
 
 def onednn(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
@@ -75,18 +71,27 @@ def onednn(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
     packed = torch.ops.onednn.qlinear_prepack(weight, None)
     zero = torch.zeros(len(weight), dtype=torch.int32)
     call = torch.ops.onednn.qlinear_pointwise.default
-    return lambda rows: call(rows, 1.0, MIDDLE, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+    least = 4  # rows; fewer take longer
+
+    def multiply(rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        rows = rows.contiguous() if count >= least else F.pad(rows, (0, 0, 0, least - count))
+        out = call(rows, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+        return out[:count]  # type: ignore[no-any-return]
+
+    return multiply
 
 
 def int_mm(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
-    turned = weight.t()
-    return lambda rows: torch._int_mm((rows ^ MIDDLE).view(torch.int8), turned) * scale  # flips the top bit: - MIDDLE
+    """Takes signed bytes: 128 is subtracted by flipping the top bit, and added again after the product."""
+    turned, missing = weight.t(), 128 * weight.sum(dim=1, dtype=torch.int32)
+    return lambda rows: (torch._int_mm((rows ^ 128).view(torch.int8), turned) + missing) * scale
 
 
 def slow(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
     """Double precision holds every sum; no special instructions needed."""
     turned = weight.t().double()
-    return lambda rows: (rows.double().sub_(MIDDLE) @ turned).float() * scale
+    return lambda rows: (rows.double() @ turned).float() * scale
 
 
 @cache
@@ -104,9 +109,9 @@ def product() -> Callable[[torch.Tensor, torch.Tensor], Multiply]:
 def is_exact(way: Callable[[torch.Tensor, torch.Tensor], Multiply]) -> bool:
     """On the largest numbers there are, for one row and for several."""
     weight = torch.tensor([127, -127, 1], dtype=torch.int8)[:, None].repeat(1, 64)
-    rows = torch.tensor([255, 1, 128, 200, 255], dtype=torch.uint8)[:, None].repeat(1, 64)
+    rows = torch.tensor([255, 0, 1, 200, 255], dtype=torch.uint8)[:, None].repeat(1, 64)
     scale = torch.tensor([1.0, 0.3, 0.7])
-    truth = ((rows.long() - MIDDLE) @ weight.t().long()).float() * scale
+    truth = (rows.long() @ weight.t().long()).float() * scale
     multiply = way(weight, scale)
     return torch.equal(multiply(rows), truth) and torch.equal(multiply(rows[:1]), truth[:1])
 
@@ -114,37 +119,38 @@ def is_exact(way: Callable[[torch.Tensor, torch.Tensor], Multiply]) -> bool:
 @torch.no_grad()
 def quantise(network: Any, calibration: Sequence[int]) -> Any:
     """The network with every Linear layer replaced, in place; embeddings, norms and attention stay float32."""
-    groups = _groups(network, calibration)
-    for layers, largest in groups:
-        weight = torch.stack([layer.weight.abs().amax(dim=0) for _, _, layer in layers]).amax(dim=0)
-        smoothing = (largest.clamp_min(1e-5) / weight.clamp_min(1e-5)).sqrt()
-        shared = Input(smoothing / smoothing.log().mean().exp())
-        for parent, name, layer in layers:
-            setattr(parent, name, Int8Linear(layer, shared))
+    return in_integers(network, _largest(network, calibration))
+
+
+def in_integers(network: Any, largest: Mapping[nn.Module, torch.Tensor]) -> Any:
+    """The same, smoothed where the `largest` value in each channel of a layer's input is known."""
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if not isinstance(layer, nn.Linear):
+                continue
+            smoothing = None
+            if layer in largest:
+                weight = layer.weight.detach().abs().amax(dim=0)
+                smoothing = (largest[layer].clamp_min(1e-5) / weight.clamp_min(1e-5)).sqrt()
+                smoothing /= smoothing.log().mean().exp()
+            before = {"qkv": "norm_in", "gate_up": "norm_mlp"}.get(name) if isinstance(parent, Block) else None
+            norm = None if before is None else getattr(parent, before)
+            setattr(parent, name, Int8Linear(layer, smoothing, norm))
+            if before is not None:
+                setattr(parent, before, nn.Identity())
     return network
 
 
-def _groups(network: Any, calibration: Sequence[int]) -> list[tuple[list[tuple[nn.Module, str, nn.Linear]], Any]]:
-    """Linear layers that read the same tensor, and the largest value in each of its channels on a text."""
-    seen: dict[int, tuple[list[tuple[nn.Module, str, nn.Linear]], torch.Tensor]] = {}
-    sources = []  # kept until the end, so that no two tensors share an id
+def _largest(network: Any, calibration: Sequence[int]) -> dict[nn.Module, torch.Tensor]:
+    """The largest value in each channel of what a Linear layer reads, on a text."""
+    seen: dict[nn.Module, torch.Tensor] = {}
 
-    def watch(parent: nn.Module, name: str) -> Any:
-        def hook(layer: nn.Linear, inputs: tuple[torch.Tensor, ...]) -> None:
-            (x,) = inputs
-            sources.append(x)
-            layers, _ = seen.setdefault(id(x), ([], x.reshape(-1, x.shape[-1]).abs().amax(dim=0)))
-            layers.append((parent, name, layer))
+    def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen[layer] = inputs[0].reshape(-1, inputs[0].shape[-1]).abs().amax(dim=0)
 
-        return hook
-
-    hooks = [
-        child.register_forward_pre_hook(watch(parent, name))
-        for parent in network.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Linear)
-    ]
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
     network(torch.tensor([calibration]))
     for hook in hooks:
         hook.remove()
-    return list(seen.values())
+    return seen

@@ -122,7 +122,7 @@ class Packed(nn.Module):
         return self.laid_out.to_dense()  # type: ignore[no-any-return]
 
 
-def pack(network: nn.Module) -> nn.Module:
+def pack(network: Any) -> Any:
     """Lay the linear layers of a float32 network on the CPU out for oneDNN, one by one and in place."""
     if torch._C._has_mkldnn:
         for parent in list(network.modules()):
