@@ -230,26 +230,27 @@ def test_the_fused_step_drafts_the_same(rule, sampling):
 
 
 def test_samples_of_one_prompt_share_the_heads_entries():
+    """A prompt longer than what a step makes anew."""
     model = head()
-    made = [
-        Request(model.target, (65, 66, 67), dp.Sampling(), dp.Sampling(), 8, (), Member(4, r), Trace())
-        for r in range(3)
-    ]
-    alone = [
-        Request(model.target, (65, 66, 67), dp.Sampling(), dp.Sampling(), 8, (), Member(4, r), Trace())
-        for r in range(3)
-    ]
+
+    def requests():
+        sampling, prompt = dp.Sampling(), tuple(range(65, 85))
+        return [Request(model.target, prompt, sampling, sampling, 8, (), Member(4, r), Trace()) for r in range(3)]
+
+    def finish(batch):
+        while not batch.is_finished:
+            batch.step()
+
+    together, alone = requests(), requests()
     shared = FusedBatch(model.target, model, "block", 3, 3, 40)
-    shared.add(made)
-    while not shared.is_finished:
-        shared.step()
+    shared.add(together)
+    finish(shared)
     for request in alone:
         single = FusedBatch(model.target, model, "block", 3, 1, 40)
         single.add([request])
-        while not single.is_finished:
-            single.step()
-    assert [request.tokens for request in made] == [request.tokens for request in alone]
-    assert len({tuple(request.tokens) for request in made}) == 3
+        finish(single)
+    assert [request.tokens for request in together] == [request.tokens for request in alone]
+    assert len({tuple(request.tokens) for request in together}) == 3
 
 
 def test_independent_samples_and_a_tree_that_tunes_itself():
