@@ -193,8 +193,14 @@ def test_the_packaged_tokenizer_is_that_of_the_default_model():
     assert asked.endswith("<|im_start|>user\nWhy?<|im_end|>\n")
 
 
-def test_the_best_drafter_that_is_there(package):
-    assert models.drafter("auto", tiny.model()).name == "ngram"
+def test_the_tiny_model_writes_from_the_package_alone(monkeypatch):
+    """No network, no cache: weights, tokenizer and chat template come with the package."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = dp.load("tiny")
+    out = dp.generate(model, "Why is the sky blue?", sampling=dp.Sampling(temperature=0.5), max_new_tokens=12, seed=1)
+    assert (model.name, model.vocabulary) == ("tiny", 49152)
+    assert len(out.text.split()) > 3
+    assert models.drafter("auto", model).name == "ngram"  # the head is for another model
 
 
 def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):

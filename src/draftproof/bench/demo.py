@@ -15,9 +15,9 @@ from draftproof.bench import ours, theirs
 from draftproof.bench.engine import Options, longest, setting
 from draftproof.bench.pair import Pair
 from draftproof.bench.rows import facts, rows
-from draftproof.bench.turns import Ids, Run, Way, Workload, Write, open_ways, take_turns
+from draftproof.bench.turns import Ids, Ready, Run, Way, Workload, Write, open_ways, take_turns
 
-TOKENS, ROUNDS = 24, 3  # of a quick look
+TOKENS, ROUNDS, FIRST = 48, 2, 4  # of a quick look, and of the text before it, which warms up
 PLAIN = "draftproof plain"
 
 
@@ -58,7 +58,10 @@ class Speeds(NamedTuple):
 def compare(ways: Sequence[Way], prompt: Ids, temperature: float, seed: int) -> Speeds:
     """A quick look with one prompt, in turns."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    ready = open_ways(ways, Workload(1, TOKENS, len(prompt)), [prompt], [temperature], device, lambda line: None)
+    workload = Workload(1, TOKENS, len(prompt))
+    warm = open_ways(ways, workload._replace(tokens=FIRST), [prompt], [temperature], device, lambda line: None)
+    names = {way.name for way in warm}  # of those that run here
+    ready = [Ready(way.name, way.open(workload), 0) for way in ways if way.name in names]
     runs = take_turns(ready, [[prompt]] * ROUNDS, temperature, seed, device)
     speeds = {name: [run.tokens / run.seconds for run in made] for name, made in runs.items()}
     best = [name for name in speeds if name.startswith("draftproof")][-1]
