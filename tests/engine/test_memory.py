@@ -16,6 +16,7 @@ from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models.cache import Recall
 from draftproof.models.memo import Memo
+from draftproof.models.ngram import NGram
 from draftproof.theory.enumerate import target_law
 from tests import gof, tiny
 from tests.engine.test_generate import PROMPT, samples, table
@@ -155,3 +156,30 @@ def test_a_memos_memory_is_bounded():
     target = Memo(tiny.model(), megabytes=0)
     dp.generate(target, "hello", draft=None, max_new_tokens=10, seed=1)
     assert len(target.known) == 1
+
+
+def test_what_guessing_adds_to_memory_is_counted_from_the_buffers():
+    target, rule, tree = tiny.model(), verify.get("block"), dp.Tree.chain(5)
+    for draft in (NGram(tiny.VOCABULARY), tiny.model("llama", 1)):
+        batch = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), 1, 60)
+        assert sum(batch.added.values()) < 1000  # nothing but empty tables
+        request = Request(target, tuple(b"abcabcabcabc"), dp.Sampling(), dp.Sampling(), 30, (), Member(1, 0), Trace())
+        batch.add([request])
+        while not batch.is_finished:
+            batch.step()
+        added = batch.added
+        assert added["slots"] == 6 * (2 * 2 * 2 * 8 * 4)  # layers, keys and values, heads, width, bytes
+        row = tiny.VOCABULARY * 4
+        nodes = 1 + max(step.depth for step in request.trace.steps)
+        dense = 0 if isinstance(draft, NGram) else nodes * row  # certain guesses need no law
+        assert added["laws"] == 2 * (nodes - 1) * row + dense
+        assert added["noise"] == 8 * (nodes + 1)
+        own = batch.drafters[0].bytes if isinstance(draft, NGram) else batch.drafters[0].cache.bytes
+        assert added["drafters"] == own > 0
+    plain = Batch(target, [], rule, dp.Tree.chain(0), choose_draw(rule, dp.Tree.chain(0), None), 1, 60)
+    plain.add([Request(target, (65,), dp.Sampling(), dp.Sampling(), 3, (), Member(1, 0), Trace())])
+    plain.step()
+    assert plain.added == {}
+    step = plain.rows[0][0].trace.steps[0]
+    assert set(step.seconds) == {"draft", "target", "verify", "overhead"}
+    assert min(step.seconds.values()) >= 0

@@ -82,11 +82,13 @@ def one_by_one(name: str, setup: Setup) -> Way:
 def _opener(setup: Setup, workload: Workload) -> Callable[[], Open]:
     """A batch for every call, as generate() makes it; the one with a captured graph stays open, as a server's does."""
     rule, drafts = choose_rule(setup.verify, setup.lossy), [] if setup.draft is None else [setup.draft]
-    shape = Auto(trees_of(rule)) if setup.tree == "auto" else Tree.parse(setup.tree) if drafts else Tree.chain(0)
+    shape = Auto(trees_of(rule)) if setup.tree == "auto" and drafts else Tree.chain(0)
+    shape = Tree.parse(setup.tree) if setup.tree != "auto" and drafts else shape
     capacity = workload.longest + workload.tokens + shape.size
 
     def fresh() -> Open:
-        now = Auto(trees_of(rule)) if isinstance(shape, Auto) else shape  # it learns from each text anew
+        # as in generate(), it learns from each text anew
+        now = Auto(trees_of(rule), tempers=setup.lossy is None) if isinstance(shape, Auto) else shape
         like = (setup.sampling, setup.sampling)
         return open_batch(setup.target, drafts, rule, now, like, workload.batch, capacity, compile=setup.compiled)
 
@@ -111,4 +113,5 @@ def _run(batch: Open, groups: Sequence[list[Request]]) -> Run:
         batch.step()
     traces = [request.trace for group in groups for request in group]
     longest = max(traces, key=lambda trace: len(trace.steps))  # it was there in every step of the batch
-    return Run(sum(t.tokens for t in traces), sum(len(t.steps) for t in traces), longest.seconds)
+    guesses = sum(batch.added.values()) if isinstance(batch, Batch) else 0
+    return Run(sum(t.tokens for t in traces), sum(len(t.steps) for t in traces), longest.seconds, guesses=guesses)

@@ -72,6 +72,7 @@ def rows(setting: Setting, runs: Mapping[str, Sequence[Run]], facts: Facts) -> l
             },
             "phases": _shares(made),
             "memory": max(run.memory for run in made),
+            "memory_of_guesses": max(run.guesses for run in made),
             **facts._asdict(),
         }
         for name, made in runs.items()

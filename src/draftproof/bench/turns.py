@@ -30,6 +30,7 @@ class Run(NamedTuple):
     phases: dict[str, float]  # seconds; empty where a way does not tell
     seconds: float = 0.0
     memory: int = 0  # bytes that this way needs beside the weights
+    guesses: int = 0  # of these, bytes that are there for guesses only, where a way tells
 
 
 Write = Callable[[Sequence[Ids], float, int], Run]  # prompts, temperature, seed

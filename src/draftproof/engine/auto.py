@@ -231,10 +231,22 @@ def assumed(target: Model, drafts: Sequence[Model]) -> Nominal:
 
 
 def _size(model: Any) -> int:
-    """Numbers in a model's weights."""
-    parts = getattr(model, "parts", (model,))
-    networks = [part.network for part in parts if getattr(part, "network", None) is not None]
-    return sum(w.nelement() for one in networks for kind in (one.parameters, one.buffers) for w in kind())
+    """About how many weights a call reads, from the shape of the model: packed weights cannot be counted."""
+    if hasattr(model, "parts"):
+        return max(map(_size, model.parts))
+    network = getattr(model, "network", None)
+    if network is None:
+        return 0
+    if not hasattr(network.config, "get_text_config"):  # a head
+        shape, layers, output = network.config.shape, network.config.layers, len(network.tokens)
+        width, shared, inner = shape.width, shape.shared * shape.size, shape.inner
+    else:
+        config = network.config.get_text_config()
+        width, layers, output = config.hidden_size, config.num_hidden_layers, config.vocab_size
+        heads = config.num_attention_heads
+        shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
+        inner = getattr(config, "intermediate_size", None) or 4 * width
+    return int(layers * width * (2 * width + 2 * shared + 3 * inner) + output * width)
 
 
 def _reached(step: Step) -> Sequence[float]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.draws import Draw
+from draftproof.engine.account import of_draft, of_drafter, of_slots
 from draftproof.engine.auto import Auto, name
 from draftproof.engine.laws import Row
 from draftproof.engine.request import Request
@@ -41,6 +42,7 @@ class Batch:
         self.target, self.drafters = sessions(target, drafts, size, capacity)
         self.rows: list[list[Request]] = []
         self._fresh = False  # whether a prompt is still to be read
+        self._largest = {"laws": 0, "noise": 0}  # bytes
 
     def add(self, requests: Sequence[Request]) -> None:
         """Requests with one prompt and one sampling, which start together; others may join between any two steps."""
@@ -100,6 +102,7 @@ class Batch:
         steps = [branch.step for branch in outcome.branches]
         seconds = steps[0].seconds  # all branches share it
         seconds["overhead"] = time.perf_counter() - start - sum(seconds.values())
+        self._largest = max(self._largest, of_draft(outcome.draft), key=lambda size: size["laws"])
         if isinstance(self.tree, Auto):
             laws = self._laws(outcome, range(len(rows))) if self.tree.curious else None
             self.tree.learn(asked, outcome.draft.tree, steps, seconds, self._fresh, laws)
@@ -118,6 +121,14 @@ class Batch:
             return None
         p, q = (np.asarray(law[list(rows), 0].tolist()) for law in (draft.p, draft.q))
         return p, q
+
+    @property
+    def added(self) -> dict[str, int]:
+        """Bytes that guessing has added to memory, by purpose, in its largest step so far."""
+        if not self.drafters:
+            return {}
+        slots, drafters = of_slots(self.target, self.tree.size), sum(map(of_drafter, self.drafters))
+        return {"slots": slots, **self._largest, "drafters": drafters}
 
     def _row(self, requests: list[Request]) -> Row:
         one = requests[0]

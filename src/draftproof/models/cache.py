@@ -90,5 +90,10 @@ class RecallSession:
             kept = [int(tokens[b][n]) for n in tree.path(int(last))]
             self.texts[b] = [*self.texts[b], *kept, int(token[b])][-self.model.suffix :]
 
+    @property
+    def bytes(self) -> int:
+        """Memory of all that is kept, for this session and others."""
+        return sum(tokens.nbytes + logits.nbytes for tokens, logits in self.model.known.values())
+
     def _context(self, row: int, drawn: Any, tree: Tree, node: int) -> list[int]:
         return self.texts[row] + [int(drawn[n]) for n in tree.path(node)]

@@ -6,6 +6,7 @@ mass, so every verifier treats the guess as what it is, and where nothing matche
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -68,6 +69,11 @@ class NGramSession:
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
             self._append(b, [*(int(tokens[b, n]) for n in tree.path(last)), int(token[b])])
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the index, about: an entry is a key of a few tokens in a table that is half full."""
+        return sum(sys.getsizeof(table) + sum(map(sys.getsizeof, table)) for table in self.followers)
 
     def _append(self, row: int, tokens: Sequence[int]) -> None:
         text, followers = self.texts[row], self.followers[row]
