@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import draftproof as dp
-from draftproof.models import int8
+from draftproof.models import int8, rows
 from draftproof.models.hf import HFModel
 from draftproof.models.int8 import Int8Linear, quantise
 from draftproof.models.lean import rebuild
@@ -23,8 +23,11 @@ def layer(bias: bool = True) -> tuple[torch.nn.Linear, Int8Linear]:
     return linear, Int8Linear(linear, torch.rand(96) + 0.5)
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("way", [int8.onednn, int8.int_mm, int8.slow])
-def test_a_row_alone_and_in_company_is_the_same_bit_for_bit(monkeypatch, way):
+def test_a_row_alone_and_in_company_is_the_same_bit_for_bit(monkeypatch, way, native):
+    if not native:
+        monkeypatch.setattr(rows, "compiled", lambda: None)
     if not int8.is_exact(way):
         assert int8.product() is not way
         return
@@ -40,12 +43,12 @@ def test_a_row_alone_and_in_company_is_the_same_bit_for_bit(monkeypatch, way):
 def test_all_products_are_the_same():
     torch.manual_seed(1)
     weight = torch.randint(-127, 128, (72, 96), dtype=torch.int8)
-    rows, scale = torch.randint(0, 256, (33, 96), dtype=torch.uint8), torch.rand(72)
+    some, scale = torch.randint(0, 256, (33, 96), dtype=torch.uint8), torch.rand(72)
     ways = [way for way in (int8.onednn, int8.int_mm, int8.slow) if int8.is_exact(way)]
     assert int8.slow in ways
     assert int8.product() in ways
     for way in ways:
-        assert torch.equal(way(weight, scale)(rows), int8.slow(weight, scale)(rows))
+        assert torch.equal(way(weight, scale)(some), int8.slow(weight, scale)(some))
 
 
 def test_a_product_that_saturates_is_not_taken():
@@ -66,7 +69,10 @@ def test_the_result_is_near_the_float_layer():
     assert torch.isfinite(quantised(torch.zeros(1, 96))).all()
 
 
-def test_the_norm_before_a_layer_is_part_of_it():
+@pytest.mark.parametrize("native", [True, False])
+def test_the_norm_before_a_layer_is_part_of_it(monkeypatch, native):
+    if not native:
+        monkeypatch.setattr(rows, "compiled", lambda: None)
     linear, _ = layer()
     norm = torch.nn.RMSNorm(96, 1e-5)
     with torch.no_grad():
