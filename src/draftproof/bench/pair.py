@@ -54,7 +54,7 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     if inflate and draft == "head":
         wide = made.inflate_head(headnet.load(head.SHIPPED), small.config.num_hidden_layers, made.shape(inflate))
         return Pair(ours, head.HeadModel(ours, wide), theirs, None, device, dtype)
-    if draft.startswith("text:") or draft in DRAFTERS:
+    if draft in DRAFTERS or draft.startswith("text:") or "|" in draft or head.is_head(Path(draft)):
         return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
     if blur and dtype == "int8":
         raise DraftproofError("blur needs float weights: leave it out with int8")
