@@ -1,4 +1,4 @@
-"""The command line: draftproof generate, limits, audit, collect, list."""
+"""The command line: draftproof generate, limits, distill, audit, collect, list."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from draftproof.audit.command import audit, collect
 from draftproof.bench.command import app as bench
+from draftproof.distill.command import distill
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ def _speed(output: Output) -> float:
     return output.trace.tokens / max(sum(output.trace.seconds.values()), 1e-9)
 
 
+app.command()(distill)
 app.command()(audit)
 app.command()(collect)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
@@ -111,7 +112,12 @@ def scripts(sources: Sequence[Source], rows: int, rng: np.random.Generator) -> t
     return torch.from_numpy(made)
 
 
+# cuDNN plans its attention anew for every length, which takes longer than all the rest of a call
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
 @torch.no_grad()
+@sdpa_kernel(KERNELS)
 def write(
     model: HFModel,
     given: torch.Tensor,

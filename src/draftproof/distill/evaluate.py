@@ -2,10 +2,13 @@
 
 The text is the target's own, so the accepted length of a chain needs no drafting: a path x from p is as good as
 one from q, for sum prod min(p, q) is the mean of prod min(1, q / p) over p. So there is no noise of accepting in it.
+In the same way the mean of min(1, prod q / p) is the most that any rule can accept of a path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +17,7 @@ from draftproof.distill import loss
 from draftproof.distill.data import Text
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import see
+from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
 
 
@@ -22,12 +26,10 @@ class Quality(NamedTuple):
 
     temperature: float
     overlap: list[float]  # of the first, second, ... guess
-    reach: float  # mass of p on the draft vocabulary: the most that any training could have reached
-    tokens: list[float]  # per target call, token by token verification, for chains of 1, 2, ... guesses
+    reach: float  # mass of p on the draft vocabulary: no training can do better
+    tokens: list[float]  # per target call, for chains of 1, 2, ... guesses, verified one by one
+    limit: list[float]  # the same for the best rule there could be
     laws: int  # how many were compared
-
-    def as_dict(self) -> dict[str, Any]:
-        return self._asdict()
 
 
 @torch.no_grad()
@@ -35,49 +37,45 @@ def measure(
     model: HFModel, student: Student, text: Text, temperature: float, guesses: int = 5, rows: int = 16
 ) -> Quality:
     """On the rows of text that were drawn at this temperature."""
-    device = model.network.device
+    network: Any = model.network
+    student.network.to(network.dtype)
     own = (text.temperature - temperature).abs() < 1e-6
-    tokens, drawn = text.tokens[own], text.drawn[own]
-    sums = torch.zeros(guesses, dtype=torch.float64, device=device)
-    reached = torch.zeros(guesses, dtype=torch.float64, device=device)
-    counts, starts = torch.zeros_like(sums), torch.zeros((), dtype=torch.float64, device=device)
-    mass = torch.zeros_like(starts)
-    student.network.to(model.network.dtype)
-    for first in range(0, len(tokens), rows):
-        ids = tokens[first : first + rows].long().to(device)
-        mine = drawn[first : first + rows, 2:].to(device)  # [b, L - 2] the token after law i is the target's
-        seen = see(model, ids, student.taps)
-        after = seen.logits[:, 1:-1]
-        heat = torch.full((1, 1), temperature, device=device)
-        total = loss.totals(after, heat)
-        scores = after if student.tokens is None else after.index_select(-1, student.tokens)
-        p = loss.law_of(scores, total, heat)
-        p_next = torch.exp(after.gather(-1, ids[:, 2:, None])[..., 0].float() / temperature - total)
-        column, inside = _columns(student, ids[:, 2:])
-        mass += (p.sum(-1) * mine).sum()
-        ratios = []
-        guess = None
-        given = student.guesses(seen, guesses)
-        for k in range(guesses):
-            guess = next(given, guess)  # a model of its own guesses alike at every place
-            assert guess is not None
-            q = torch.softmax(guess[:, :-1].float() / temperature, dim=-1)
-            valid = mine.clone()
-            valid[:, :k] = False
-            sums[k] += (torch.minimum(p, q).sum(-1) * valid).sum()
-            counts[k] += valid.sum()
-            ratio = q.gather(-1, column[..., None])[..., 0] * inside / p_next
-            ratios.append(ratio.clamp_max(1.0))
-        length = mine.shape[1] - guesses + 1
-        whole = torch.stack([mine[:, k : k + length] for k in range(guesses)]).all(dim=0)
-        path = whole.double()
-        starts += path.sum()
-        for k, ratio in enumerate(ratios):
-            path = path * ratio[:, k : k + length]
-            reached[k] += path.sum()
-    tokens_by_length = 1 + (reached / starts).cumsum(0)
-    reach = float(mass / counts[0])
-    return Quality(temperature, (sums / counts).tolist(), reach, tokens_by_length.tolist(), int(counts[0]))
+    sums = Sums(guesses)
+    for ids, drawn in zip(*(torch.split(part[own], rows) for part in (text.tokens, text.drawn)), strict=True):
+        look = _look(model, student, ids.long().to(network.device), temperature, guesses)
+        sums.add(look, drawn[:, 2:].to(network.device))
+    if not sums.laws[0] or not sums.starts:
+        raise DraftproofError(f"the target's text at temperature {temperature:g} is too short: use a larger --length")
+    overlap = (sums.overlap / sums.laws).tolist()
+    tokens, limit = ((1 + (part / sums.starts).cumsum(0)).tolist() for part in (sums.paths, sums.joint))
+    return Quality(temperature, overlap, float(sums.mass / sums.laws[0]), tokens, limit, int(sums.laws[0]))
+
+
+class Look(NamedTuple):
+    """What a few rows show, for the laws after tokens 1, 2, ... but the last."""
+
+    mass: torch.Tensor  # [B, L - 2] of p on the draft vocabulary
+    overlap: torch.Tensor  # [K, B, L - 2]
+    ratio: torch.Tensor  # [K, B, L - 2] q / p of the token that follows
+
+
+def _look(model: HFModel, student: Student, ids: torch.Tensor, temperature: float, guesses: int) -> Look:
+    seen = see(model, ids, student.taps)
+    after, following = seen.logits[:, 1:-1], ids[:, 2:, None]
+    heat = torch.full((1, 1), temperature, device=ids.device)
+    total = loss.totals(after, heat)
+    p = loss.law_of(after if student.tokens is None else after.index_select(-1, student.tokens), total, heat)
+    p_following = torch.exp(after.gather(-1, following)[..., 0].float() / temperature - total)
+    column, inside = _columns(student, following)
+    overlaps, ratios = [], []
+    for guess in student.guesses(seen, guesses):
+        q = torch.softmax(guess[:, :-1].float() / temperature, dim=-1)
+        overlaps.append(torch.minimum(p, q).sum(-1))
+        ratios.append((q.gather(-1, column) * inside)[..., 0] / p_following)
+    while len(overlaps) < guesses:  # a model of its own guesses alike at every place
+        overlaps.append(overlaps[-1])
+        ratios.append(ratios[-1])
+    return Look(p.sum(-1), torch.stack(overlaps), torch.stack(ratios))
 
 
 def _columns(student: Student, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,3 +84,55 @@ def _columns(student: Student, ids: torch.Tensor) -> tuple[torch.Tensor, torch.T
         return ids, torch.ones_like(ids, dtype=torch.bool)
     column = torch.searchsorted(student.tokens, ids.contiguous()).clamp_max(len(student.tokens) - 1)
     return column, student.tokens[column] == ids
+
+
+class Sums:
+    """Running sums over laws, and over paths that start at each of them."""
+
+    def __init__(self, guesses: int) -> None:
+        self.guesses = guesses
+        self.mass = self.starts = torch.zeros((), dtype=torch.float64)
+        self.overlap, self.laws, self.paths, self.joint = (torch.zeros(guesses, dtype=torch.float64) for _ in range(4))
+
+    def add(self, look: Look, drawn: torch.Tensor) -> None:
+        """drawn [B, L - 2]: whether the token after a law is the target's own."""
+        count, length = self.guesses, drawn.shape[1] - self.guesses + 1
+        self.mass = self.mass + (look.mass * drawn).sum().double().cpu()
+        windows = [drawn[:, k : k + length] for k in range(count)]
+        whole = torch.stack(windows).all(dim=0).double()  # all guesses from here on can be judged
+        self.starts = self.starts + whole.sum().cpu()
+        kept, product = whole, torch.ones_like(whole)
+        for k in range(count):
+            valid = drawn.clone()
+            valid[:, :k] = False  # too early in the text for a k-th guess
+            self.overlap[k] += (look.overlap[k] * valid).sum().double().cpu()
+            self.laws[k] += valid.sum().cpu()
+            ratio = look.ratio[k, :, k : k + length].double()
+            kept, product = kept * ratio.clamp_max(1), product * ratio
+            self.paths[k] += kept.sum().cpu()
+            self.joint[k] += (whole * product.clamp_max(1)).sum().cpu()
+
+
+def plot(found: Sequence[Quality], path: Path) -> None:
+    """Overlap by guess under what is in reach, and tokens a call under what any rule could make of the same guesses."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": "draftproof", "font.size": 9}):
+        figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for n, one in enumerate(found):
+            at = range(1, len(one.overlap) + 1)
+            style = {"marker": "o", "ms": 4, "color": f"C{n}", "label": f"temperature {one.temperature:g}"}
+            left.plot(at, one.overlap, **style)
+            left.axhline(one.reach, color=f"C{n}", ls="--", lw=1)
+            right.plot(at, one.tokens, **style)
+            right.plot(at, one.limit, color=f"C{n}", ls="--", lw=1)
+        left.set(xlabel="guess", ylabel="overlap with the target", ylim=(0, 1))
+        right.set(xlabel="length of the chain", ylabel="tokens per target call", ylim=(1, None))
+        right.plot([], [], color="grey", ls="--", lw=1, label="limit")
+        for panel in (left, right):
+            panel.grid(alpha=0.3)
+            panel.set_xticks(range(1, len(found[0].overlap) + 1))
+        right.legend(fontsize=8)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

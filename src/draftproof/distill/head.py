@@ -25,7 +25,6 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
     """A new head for the target that guesses among the frequent tokens [D], ascending."""
     target: Any = model.network
     config = target.config.get_text_config()
-    matrix = target.get_output_embeddings().weight.detach()
     width = int(config.hidden_size)
     size = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)
     # every head has its own keys and values: they are cheap in a single layer, and masks are faster without sharing
@@ -33,7 +32,7 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
     deep = int(config.num_hidden_layers)
     taps = tuple(sorted({max(deep // 3, 1), max(2 * deep // 3, 1), deep}))
     theta = float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
-    origin = headnet.fingerprint(matrix)
+    origin = headnet.fingerprint(target.get_output_embeddings().weight)
     network = HeadNetwork(HeadConfig(shape, layers, taps, theta, len(frequent), origin)).to(target.device)
     network.tokens.copy_(frequent)
     final = getattr(target.base_model, "norm", None)
@@ -43,7 +42,19 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
         for name, weight in network.named_parameters():
             if name.endswith(("out.weight", "down.weight")) and weight.ndim == 2:  # a new layer changes little yet
                 weight.mul_(0.1)
-    output, embed = matrix[network.tokens], target.get_input_embeddings()
+    return _taught(network, target, steps)
+
+
+def resume(model: HFModel, folder: Path, steps: int) -> Student:
+    """The head in a folder, to be taught further."""
+    network = headnet.load(folder).train().requires_grad_(True)
+    target: Any = model.network
+    return _taught(network.to(target.device), target, steps)
+
+
+def _taught(network: HeadNetwork, target: Any, steps: int) -> Student:
+    output = target.get_output_embeddings().weight.detach()[network.tokens]
+    embed = target.get_input_embeddings()
 
     def guesses(seen: Seen, count: int) -> Iterator[torch.Tensor]:
         return unroll(network, seen, embed, output, count)
@@ -51,7 +62,7 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
     def save(folder: Path) -> None:
         headnet.save(network, folder)
 
-    return Student(network, taps, network.tokens, steps, guesses, save)
+    return Student(network, network.config.taps, network.tokens, steps, guesses, save)
 
 
 def unroll(network: HeadNetwork, seen: Seen, embed: Any, output: torch.Tensor, count: int) -> Iterator[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,26 @@ from draftproof.distill.teacher import Seen
 from draftproof.models.hf import HFModel
 
 
-def student(model: HFModel, width: int, layers: int) -> Student:
-    """A new small model for the target; its embeddings begin as the target's, in as few dimensions as it has."""
+def student(model: HFModel, width: int, layers: int, begin: str = "") -> Student:
+    """A small model for the target: new, or the one in the folder `begin`."""
+    from transformers import LlamaForCausalLM
+
+    target: Any = model.network
+    network = LlamaForCausalLM.from_pretrained(begin, dtype=torch.float32) if begin else _new(model, width, layers)
+    network.to(target.device)
+
+    def guesses(seen: Seen, count: int) -> Iterator[torch.Tensor]:
+        yield network(seen.tokens, use_cache=False).logits[:, 1:]
+
+    def save(folder: Path) -> None:
+        copy.deepcopy(network).to("cpu", torch.float16).save_pretrained(folder)
+        model.tokenizer.save_pretrained(folder)
+
+    return Student(network, (), None, 1, guesses, save)
+
+
+def _new(model: HFModel, width: int, layers: int) -> Any:
+    """Its embeddings begin as the target's, in as few dimensions as it has."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     target: Any = model.network
@@ -32,21 +51,11 @@ def student(model: HFModel, width: int, layers: int) -> Student:
         eos_token_id=list(model.end_tokens) or None,
         pad_token_id=getattr(target.config, "pad_token_id", None),
     )
-    network = LlamaForCausalLM(config).to(target.device)
+    network = LlamaForCausalLM(config)
     with torch.no_grad():
-        table = target.get_input_embeddings().weight.float()
+        table = target.get_input_embeddings().weight.float().cpu()
         if table.shape[1] > width:
             axes = torch.linalg.eigh(table.T @ table).eigenvectors[:, -width:]
             table = table @ axes
             network.model.embed_tokens.weight.copy_(table / table.std() * config.initializer_range)
-
-    def guesses(seen: Seen, count: int) -> Iterator[torch.Tensor]:
-        yield network(seen.tokens, use_cache=False).logits[:, 1:]
-
-    def save(folder: Path) -> None:
-        import copy
-
-        copy.deepcopy(network).to("cpu", torch.float16).save_pretrained(folder)
-        model.tokenizer.save_pretrained(folder)
-
-    return Student(network, (), None, 1, guesses, save)
+    return network

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +17,10 @@ import torch
 from draftproof.distill import data, evaluate, head, model
 from draftproof.distill.data import Source, Text
 from draftproof.distill.evaluate import Quality
+from draftproof.distill.job import Folder, Job
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.distill.train import Progress, Settings, Trainer
-from draftproof.errors import DraftproofError
 from draftproof.limits.prompts import read
 from draftproof.models.hf import HFModel
 
@@ -29,80 +28,6 @@ WRITING = 0.3  # share of the minutes that go into text
 HEAT = (1.0, 1.0, 1.0, 0.7, 0.7)  # temperatures of the text, by turns of the dice
 HELD_HEAT = (1.0, 0.7)
 Report = Callable[[str, float, str], object]  # stage, share done, remark
-
-
-class Job(NamedTuple):
-    """What is asked for; the same job in the same folder is the same run."""
-
-    kind: str = "head"  # or "model"
-    data: tuple[str, ...] = ("self",)  # files of prompts and "self", each with the same share of the questions
-    held: str = ""  # a file of prompts to evaluate on; by default every 20th of the data
-    minutes: float | None = None
-    shards: int | None = None  # these two override the minutes
-    steps: int | None = None
-    rows: int = 256  # of text in a shard
-    held_rows: int = 64  # of text to evaluate on, for each temperature
-    length: int = 513  # of a row
-    batch: int = 32  # rows in a step of training
-    rate: float = 3e-3
-    vocabulary: int = 8192  # of a head
-    layers: int | None = None
-    width: int = 96  # of a model
-    unroll: int = 4  # steps of its own that a head is trained for
-    seed: int = 0
-    chat: bool = True
-
-    def check(self) -> Job:
-        if self.kind not in ("head", "model"):
-            raise DraftproofError(f"unknown kind {self.kind!r}: a drafter is a head or a model")
-        if not self.data:
-            raise DraftproofError("no prompts: give --data self, or a file")
-        for name in ("rows", "held_rows", "batch", "vocabulary", "width", "unroll"):
-            if getattr(self, name) < 1:
-                raise DraftproofError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("minutes", "shards", "steps", "layers"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise DraftproofError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.length < 16:
-            raise DraftproofError(f"rows of {self.length} tokens are too short to learn from: use 16 or more")
-        return self
-
-
-class Folder:
-    """A run on disk."""
-
-    def __init__(self, out: Path, target: str, job: Job, text: Path | None = None) -> None:
-        self.out = out
-        self.text = text or out / "text"
-        for place in (self.out, self.text):
-            place.mkdir(parents=True, exist_ok=True)
-        self.asked = {"target": target, **json.loads(json.dumps(job._asdict()))}
-        self.measured: dict[str, int] = {}
-        if self.plan.exists():
-            known = json.loads(self.plan.read_text())
-            if known["asked"] != self.asked:
-                other = next(name for name in self.asked if known["asked"].get(name) != self.asked[name])
-                raise DraftproofError(
-                    f"{out} holds a run with another {other}: choose another folder, or empty this one"
-                )
-            self.measured = known["measured"]
-        self._write()
-
-    @property
-    def plan(self) -> Path:
-        return self.out / "plan.json"
-
-    def amount(self, name: str, asked: int | None, measure: Callable[[], int]) -> int:
-        """How much of something: as asked, as measured before, or as measured now."""
-        if asked is None and name not in self.measured:
-            self.measured[name] = max(measure(), 1)
-            self._write()
-        return asked if asked is not None else self.measured[name]
-
-    def _write(self) -> None:
-        scratch = self.plan.with_suffix(".part")
-        scratch.write_text(json.dumps({"asked": self.asked, "measured": self.measured}, indent=1) + "\n")
-        scratch.replace(self.plan)
 
 
 def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text: Path | None = None) -> list[Quality]:
@@ -120,11 +45,10 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
         report("reading", done / len(written.tokens), "")
 
     library = Library(target, written.tokens, student.taps, read_rows)
-    settings = Settings(job.steps or 100, job.batch, job.rate, job.seed)
-    trainer = Trainer(library, student, written.drawn, settings)
+    trainer = Trainer(library, student, written.drawn, Settings(100, job.batch, job.rate, job.seed))
     seconds = 60 * minutes * (1 - WRITING)
     steps = folder.amount("steps", job.steps, lambda: int(seconds / trainer.rehearse()))
-    trainer.settings = settings._replace(steps=steps)
+    trainer.settings = trainer.settings._replace(steps=steps, every=max(steps // 20, 1))
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.load(checkpoint)
@@ -141,7 +65,7 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
         report("evaluating", len(found) / len(HELD_HEAT), "")
         found.append(evaluate.measure(target, student, held, temperature))
     report("evaluating", 1.0, "")
-    (out / "evaluation.json").write_text(json.dumps([one.as_dict() for one in found], indent=1) + "\n")
+    (out / "evaluation.json").write_text(json.dumps([one._asdict() for one in found], indent=1) + "\n")
     return found
 
 
@@ -193,7 +117,9 @@ def _student(target: HFModel, written: Text, job: Job) -> Student:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         if job.kind == "model":
-            return model.student(target, job.width, job.layers or 6)
+            return model.student(target, job.width, job.layers or 6, job.begin)
+        if job.begin:
+            return head.resume(target, Path(job.begin), job.unroll)
         counts = written.tokens[written.drawn].long().bincount(minlength=target.vocabulary)
         size = min(job.vocabulary, target.vocabulary)
         frequent = counts.sort(descending=True, stable=True).indices[:size].sort().values

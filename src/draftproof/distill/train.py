@@ -32,7 +32,7 @@ class Settings(NamedTuple):
     rate: float = 2e-3
     seed: int = 0
     warmup: float = 0.03  # share of the steps
-    every: int = 500  # steps from checkpoint to checkpoint
+    every: int = 100  # steps from checkpoint to checkpoint
 
 
 class Progress(NamedTuple):
