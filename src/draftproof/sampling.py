@@ -95,6 +95,12 @@ class Sampling:
             raise DraftproofError("no token is left: `allowed` is empty or all of it is banned")
 
     @property
+    def names_tokens(self) -> bool:
+        """Whether a token's number matters: else a law over some of the tokens can be made from their scores alone."""
+        masks = self.logit_bias or self.allowed is not None or len(self.banned)
+        return bool(masks or self.reads_history)
+
+    @property
     def reads_history(self) -> bool:
         """Whether a row's law depends on the tokens before it in other ways than through the model."""
         return bool(

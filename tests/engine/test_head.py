@@ -14,7 +14,8 @@ from draftproof import DraftproofError, Tree, verify
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_draw
-from draftproof.engine.laws import Member
+from draftproof.engine.laws import Member, Row
+from draftproof.engine.propose import by_draw, propose
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models import drafter, headnet
@@ -123,6 +124,25 @@ def test_what_a_step_leaves_is_what_a_fresh_session_has():
         assert len(cached.buffers) == len(new.buffers) == (5 if cached is target.cache else 2)
         for one, other in zip(cached.buffers, new.buffers, strict=True):
             torch.testing.assert_close(one[:, :, 1:used], other[:, :, 1:used], atol=1e-5, rtol=1e-5)
+
+
+def test_a_law_over_the_tokens_it_can_guess_is_the_law():
+    """Controls that name no token need not see the others; where a token is named, all are looked at."""
+    model = head()
+    for sampling in (dp.Sampling(), dp.Sampling(temperature=0.7, top_k=9, top_p=0.8), dp.Sampling(banned=[66, 70])):
+        opened = [sessions(model.target, [model], 1, 40) for _ in range(2)]
+        for target, (session,) in opened:
+            target.join(0, [1, 2, 3])
+            session.join(0, [1, 2, 3])
+        row = Row((1, 2, 3), (), sampling, sampling, (Member(1, 0),), 0, 3)
+        tree = Tree.of(2, 1)
+        guess = by_draw([row], tree, choose_draw(verify.get("traversal"), tree, None))
+        made = propose([row], opened[0][1], tree, guess)
+        logits = opened[1][1][0].extend(tree, made.tokens, range(3))
+        expected = dp.sampling.law(logits[0], sampling)
+        torch.testing.assert_close(made.laws[0][0, :3], expected, atol=1e-6, rtol=0)
+        assert made.laws[0].shape[-1] == tiny.VOCABULARY
+        assert (made.laws[0][0, :3].sum(-1) - 1).abs().max() < 1e-5
 
 
 def test_a_text_of_one_token_can_be_drafted_for():

@@ -108,22 +108,27 @@ def own_laws(tree: Tree, laws: Sequence[Array]) -> Array:
     return xp.stack([laws[rank[n] % len(laws)][:, parents[n]] for n in range(tree.size)], axis=1)
 
 
-def _draft_laws(rows: Sequence[Row], drafter: Session, tree: Tree, tokens: np.ndarray, level: range) -> Array:
+def _draft_laws(rows: Sequence[Row], drafter: Any, tree: Tree, tokens: np.ndarray, level: range) -> Array:
     """Laws of the drafter after each node of a level, checked; zero where nothing is to be drawn."""
-    said = drafter.extend(tree, tokens, level)
+    samplings = [row.draft_sampling for row in rows]
+    narrow = hasattr(drafter, "narrow") and not any(sampling.names_tokens for sampling in samplings)
+    said = drafter.narrow(tree, tokens, level) if narrow else drafter.extend(tree, tokens, level)
     xp = array_namespace(said)
     q = said
     if drafter.speaks == "logits":
         silent = xp.max(said, axis=-1, keepdims=True) == -float("inf")  # nothing to guess here
-        q = laws(xp.where(silent, 0.0, said), rows, tree, tokens, level, [row.draft_sampling for row in rows])
-        q = xp.where(silent, q * 0, q)
+        quiet = bool(xp.any(silent))
+        q = laws(xp.where(silent, 0.0, said) if quiet else said, rows, tree, tokens, level, samplings)
+        q = xp.where(silent, q * 0, q) if quiet else q
     total = xp.sum(q, axis=-1)
     sound = (abs(total - 1) < 1e-3) | (total == 0)
-    if not bool(xp.all(sound)) or not bool(xp.all(q >= 0)):
+    if not bool(xp.all(sound)) or not (drafter.speaks == "logits" or bool(xp.all(q >= 0))):
         raise DraftproofError("the drafter's law does not sum to one")
     drawn = np.stack([(tokens[:, list(tree.path(node))] >= 0).all(axis=1) for node in level], axis=1)
-    deeper = np.array([[tree.depth[node] < row.depth for node in level] for row in rows])
-    return xp.where(beside((drawn & deeper)[..., None], q), q, q * 0)
+    wanted = drawn & np.array([[tree.depth[node] < row.depth for node in level] for row in rows])
+    if not wanted.all():
+        q = xp.where(beside(wanted[..., None], q), q, q * 0)
+    return drafter.widen(q) if narrow else q
 
 
 def _stack(levels: Sequence[Array], tree: Tree) -> Array:

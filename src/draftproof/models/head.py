@@ -108,14 +108,24 @@ class HeadSession:
         self.cache.copy(source, target, int(self.known[source]) + 1)
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        return self._spread(self.narrow(tree, tokens, nodes), -torch.inf)
+
+    def narrow(self, tree: Tree, tokens: Array, nodes: range) -> torch.Tensor:
+        """The same for the tokens it can guess alone, [B, len(nodes), D]."""
         tokens = np.asarray(tokens)
         for level in tree.levels:
             part = range(max(level.start, nodes.start), min(level.stop, nodes.stop))
             if len(part):  # deeper nodes read the states of those above them
                 self._deeper(tree, tokens, part) if part.start else self._first(len(tokens))
-        scores = self.model.scores(self.states[:, nodes.start :])
-        logits = scores.new_full((*scores.shape[:2], self.model.vocabulary), -torch.inf)
-        return logits.index_copy_(-1, self.model.network.tokens, scores)
+        return self.model.scores(self.states[:, nodes.start :])
+
+    def widen(self, q: torch.Tensor) -> torch.Tensor:
+        """A law over the tokens it can guess as one over all."""
+        return self._spread(q, 0.0)
+
+    def _spread(self, some: torch.Tensor, rest: float) -> torch.Tensor:
+        whole = some.new_full((*some.shape[:-1], self.model.vocabulary), rest)
+        return whole.index_copy_(-1, self.model.network.tokens, some)
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
