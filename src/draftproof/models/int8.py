@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
+from draftproof.models import rows
 from draftproof.models.llama import Block
-from draftproof.models.rows import from_bytes, to_bytes
 
 # A little of everything, to see which channels are large. The choice shapes the model; sampling from it stays exact.
 CALIBRATION = """The harbour was quiet. "Who is there?" she asked, and nobody answered; the lamp went out at 9:45.
@@ -26,8 +27,6 @@ def mean(values):
 User: What is the capital of France? Assistant: The capital of France is Paris, known for museums and food.
 If 3 boxes hold 12 pens each, there are 3 * 12 = 36 pens. L'hiver est froid. Der Fluss ist breit."""
 
-
-LEAST = 4  # rows of a product: oneDNN takes longer for fewer
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]  # bytes [M, K] -> their products with the weights [M, N], in float32
 
@@ -43,22 +42,30 @@ class Int8Linear(nn.Module):
         if smoothing is not None:
             weight = weight * smoothing
         scale = weight.abs().amax(dim=1).clamp_min(1e-30) / 127
-        whole = torch.round(weight / scale[:, None])
-        self.width = linear.in_features
-        self.multiply = product()(whole.to(torch.int8), scale)
-        self.sums = whole.sum(dim=1) * scale
+        whole = torch.round(weight / scale[:, None]).to(torch.int8)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.width = linear.in_features
         self.shrink = None if smoothing is None else 1 / smoothing
         self.floor: float | None = None
         if norm is not None:
             gain = norm.weight.detach() * self.width**0.5
             self.shrink = gain if self.shrink is None else gain * self.shrink
             self.floor = (self.width * (norm.eps or 0.0)) ** 0.5
+        self.layer = rows.lay_out(whole, scale, self.bias)
+        if self.layer is None:
+            self.multiply = product()(whole, scale)
+            self.sums = whole.sum(dim=1).float() * scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.width)
-        made, affine = to_bytes(rows, self.shrink, self.floor, LEAST)
-        out = from_bytes(self.multiply(made)[: len(rows)], affine, self.sums)
+        if self.layer is not None:
+            return rows.linear(x, self.layer, self.shrink, self.floor)
+        flat = x.reshape(-1, self.width)
+        # bytes of each row, then how much a unit of them is and what zero is, as two floats: [M, K + 8]
+        made = torch.ops.quantized.embedding_bag_byte_prepack(flat if self.shrink is None else flat * self.shrink)
+        affine = made[:, self.width :].clone().view(torch.float32)
+        if self.floor is not None:
+            affine /= torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().add_(self.floor**2).sqrt_()
+        out = self.multiply(made[:, : self.width]).mul_(affine[:, :1]).addcmul_(affine[:, 1:], self.sums)
         if self.bias is not None:
             out += self.bias
         return out.view(*x.shape[:-1], -1)
@@ -69,7 +76,15 @@ def onednn(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
     packed = torch.ops.onednn.qlinear_prepack(weight, None)
     zero = torch.zeros(len(weight), dtype=torch.int32)
     call = torch.ops.onednn.qlinear_pointwise.default
-    return lambda rows: call(rows, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+    least = 4  # rows; fewer take longer
+
+    def multiply(rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        rows = rows.contiguous() if count >= least else F.pad(rows, (0, 0, 0, least - count))
+        out = call(rows, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+        return out[:count]  # type: ignore[no-any-return]
+
+    return multiply
 
 
 def int_mm(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
