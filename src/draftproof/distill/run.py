@@ -45,7 +45,9 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
         report("reading", done / len(written.tokens), "")
 
     library = Library(target, written.tokens, student.taps, read_rows)
-    trainer = Trainer(library, student, written.drawn, Settings(100, job.batch, job.rate, job.seed))
+    settings = Settings(100, job.batch, job.rate, job.seed)
+    settings = settings._replace(turning=0.1) if job.begin else settings  # the first lesson is known
+    trainer = Trainer(library, student, written.drawn, settings)
     seconds = 60 * minutes * (1 - WRITING)
     steps = folder.amount("steps", job.steps, lambda: int(seconds / trainer.rehearse()))
     trainer.settings = trainer.settings._replace(steps=steps, every=max(steps // 20, 1))

@@ -32,6 +32,7 @@ class Settings(NamedTuple):
     rate: float = 2e-3
     seed: int = 0
     warmup: float = 0.03  # share of the steps
+    turning: float = 0.67  # share of the steps in which the loss turns from divergence to overlap
     every: int = 100  # steps from checkpoint to checkpoint
 
 
@@ -124,7 +125,7 @@ class Trainer:
         device = self.device
         chosen = torch.from_numpy(self._rows()).to(device)
         heat = torch.from_numpy(rng.choice(np.array(TEMPERATURES, dtype=np.float32), len(chosen))).to(device)
-        sharpness = torch.tensor(min(1.5 * self.step / settings.steps, 1.0), device=device)
+        sharpness = torch.tensor(min(self.step / (settings.turning * settings.steps), 1.0), device=device)
         weight = self.drawn[chosen].roll(-1, dims=1)[:, 1:].float()  # of the law after token i: i + 1 was drawn
         weight[:, -1] = 0.0
         size = weight.sum().clamp_min(1)
