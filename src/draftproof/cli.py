@@ -66,6 +66,7 @@ def generate(
     """Write text: accepted guesses in green, corrected ones in yellow, then how it went."""
     import dataclasses
 
+    from draftproof.couple import COUPLINGS
     from draftproof.draft import Tree
     from draftproof.engine.generate import choose_rule, encode, stream
     from draftproof.models import drafter, load
@@ -115,7 +116,8 @@ def generate(
     if as_json:
         typer.echo(json.dumps(_as_dict(output, speeds), indent=1))
     else:
-        _summarise(output, speeds)
+        by_clock = seed is None and bool(output.trace.shapes) and settings["verify"] not in COUPLINGS
+        _summarise(output, speeds, by_clock)
 
 
 @app.command()
@@ -244,12 +246,13 @@ def _finish(writing: Stream) -> Output:
     return writing.output
 
 
-def _summarise(output: Output, speeds: Speeds | None) -> None:
+def _summarise(output: Output, speeds: Speeds | None, by_clock: bool) -> None:
     """A few lines on standard error, so that a pipe gets the text alone."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, style="dim", soft_wrap=True)
-    console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; seed {output.seed}", markup=False)
+    seed = "no seed, so drafts followed the clock" if by_clock else f"seed {output.seed}"
+    console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; {seed}", markup=False)
     if speeds is not None:
         parts = [f"{t:.2f}x {name} ({speeds.tokens_per_s[name]:.1f} tokens/s)" for name, t in speeds.times.items()]
         console.print(f"compared in turns, {speeds.rounds} rounds of {speeds.tokens} tokens: {', '.join(parts)}")
