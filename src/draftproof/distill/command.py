@@ -70,7 +70,7 @@ def distill(
         begin=begin,
     ).check()
     precision = dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
-    model = load(target, dtype=precision)
+    model = load(target, dtype=precision, lean=False)  # transformers' own reads long texts faster
     with Bars() as bars:
         found = distil(model, target, out, job, bars.report, text)
     if as_json:
