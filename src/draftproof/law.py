@@ -14,7 +14,7 @@ Array = Any  # NumPy, torch, or a NumPy array of fractions.Fraction: whatever th
 
 def positive(x: Array) -> Array:
     """(x)+, entry by entry."""
-    return array_namespace(x).where(x > 0, x, x * 0)
+    return x.clip(min=0)  # many times as fast as `where`, and laws are long
 
 
 def divide(a: Array, b: Array, otherwise: int = 0) -> Array:
@@ -66,8 +66,8 @@ def at(rows: Array, tokens: Array) -> Array:
 
 def row(rows: Array, node: Array) -> Array:
     """The row of each batch entry at its node: rows [B, N, ...], node [B] -> [B, ...]."""
-    index = node[(...,) + (None,) * (rows.ndim - 1)]
-    return array_namespace(rows, node).take_along_axis(rows, index, axis=1)[:, 0]
+    batch = array_namespace(rows, node).arange(rows.shape[0], **_device(rows))
+    return rows[batch, node]
 
 
 def one_hot(tokens: Array, like: Array) -> Array:
