@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 import draftproof as dp
 from draftproof.draft import Tree
+from draftproof.models import native
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import Lean, rebuild
+from draftproof.models.llama import Block, Rotation, Shape, frequencies
+from draftproof.models.slots import SlotCache
 from tests import tiny
 
 SCALED = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -58,9 +63,12 @@ def test_it_says_what_transformers_says(name):
     assert attention.k_proj.weight.data_ptr() == qkv.weight[32 if name != "llama3" else 64 :].data_ptr()  # not doubled
 
 
+@pytest.mark.parametrize("way", ["C", "torch"])
 @pytest.mark.parametrize("name", networks())
-def test_sessions_do_not_notice(name):
+def test_sessions_do_not_notice(monkeypatch, name, way):
     """Uneven rows, trees drafted level by level, several steps, paths kept; inside and beyond the window."""
+    if way == "torch":
+        monkeypatch.setattr(native, "compiled", lambda: None)
     network = networks()[name]
     tree = Tree((-1, 0, 0, 1, 1, 2))
     said = []
@@ -76,6 +84,52 @@ def test_sessions_do_not_notice(name):
     half = len(said) // 2
     for theirs, ours in zip(said[:half], said[half:], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_compiler_is_used_where_there_is_one(tmp_path, monkeypatch):
+    assert (native.compiled() is not None) == (shutil.which("cc") is not None and sys.platform == "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native.compiled.__wrapped__() is None
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
+    assert native.compiled.__wrapped__() is None
+
+
+@pytest.mark.parametrize("size", [8, 64, 80])
+def test_attention_in_c_is_attention(size):
+    """Long texts and heads of every kind of size; what is masked counts for nothing."""
+    if native.compiled() is None:
+        return
+    torch.manual_seed(4)
+    block = Block(Shape(width=48, heads=6, shared=2, size=size, inner=32)).requires_grad_(False)
+    caches = SlotCache(1, 2, 600), SlotCache(1, 2, 600)
+    x = torch.randn(2, 5, 48)
+    rotation = Rotation.of(torch.tensor([[400, 401, 402, 403, 404], [7, 8, 9, 9, 10]]), frequencies(size))
+    mask = torch.zeros(2, 1, 5, 501)
+    mask.masked_fill_(torch.rand(mask.shape) < 0.3, torch.finfo(torch.float32).min)
+    slots = np.array([[401, 402, 403, 404, 405], [8, 9, 10, 11, 500]])
+    for cache in caches:
+        layer, filled = cache.layers[0], torch.Generator().manual_seed(0)
+        layer.lazy_initialization(torch.zeros(2, 2, 1, size), torch.zeros(2, 2, 1, size))
+        for buffer in (layer.keys, layer.values):
+            buffer.normal_(generator=filled)
+        cache.place(slots, torch.device("cpu"))
+    joint = block.qkv(x)
+    theirs = block._attend(joint.clone(), rotation, mask, caches[0].layers[0])
+    ours = native.attend(joint, rotation, caches[1].layers[0], 6, mask)
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
+    for one, other in zip(caches[0].buffers, caches[1].buffers, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)
+
+
+def test_the_gate_in_c_is_the_gate():
+    if native.compiled() is None:
+        return
+    joint = torch.cat([torch.linspace(-200, 200, 4001), torch.randn(4001)])[None, None]
+    gate, up = joint.chunk(2, dim=-1)
+    torch.testing.assert_close(native.gate(joint), torch.nn.functional.silu(gate) * up, atol=1e-6, rtol=2e-6)
 
 
 def test_packed_weights_say_the_same(tmp_path):

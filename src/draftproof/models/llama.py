@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from draftproof.models import native
+
 
 class Shape(NamedTuple):
     """Sizes of a layer."""
@@ -76,15 +78,23 @@ class Block(nn.Module):
         self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, store: Store | None = None
     ) -> torch.Tensor:
         """x [B, T, width]; mask [B, 1, T, S] additive or boolean, None where every query sees all that is stored."""
+        joint = self.qkv(self.norm_in(x))
+        few = native.fits(joint)
+        seen = native.attend(joint, rotation, store, self.shape.heads, mask) if few else None
+        x = x + self.out(self._attend(joint, rotation, mask, store) if seen is None else seen)
+        joint = self.gate_up(self.norm_mlp(x))
+        gate, up = joint.chunk(2, dim=-1)
+        down: torch.Tensor = self.down(native.gate(joint) if few else F.silu(gate) * up)
+        return x + down
+
+    def _attend(
+        self, joint: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, store: Store | None
+    ) -> torch.Tensor:
         shape = self.shape
-        joint = self.qkv(self.norm_in(x)).view(*x.shape[:2], -1, shape.size).transpose(1, 2)
+        joint = joint.view(*joint.shape[:2], -1, shape.size).transpose(1, 2)
         turned, v = rotation.turn(joint[:, : -shape.shared]), joint[:, -shape.shared :]
         q, k = turned[:, : shape.heads], turned[:, shape.heads :]
         if store is not None:
             k, v = store.update(k, v)
         grouped: dict[str, Any] = {"enable_gqa": True} if shape.heads != shape.shared else {}
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, dim=-1)
-        down: torch.Tensor = self.down(F.silu(gate) * up)
-        return x + down
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped).transpose(1, 2).flatten(2)

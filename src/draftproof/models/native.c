@@ -1,13 +1,110 @@
-/* A linear layer on rows of numbers, with weights and activations of 8 bits. Sums of bytes are exact, and every row is
-   treated by itself by the same instructions, so its result does not depend on the rows beside it. */
+/* What a layer does between reading its weights. Every row is treated by itself and by the same instructions, so its
+   result does not depend on the rows beside it. */
 
 #include <math.h>
 #include <stdint.h>
 
+/* Relative error below 1e-6; 2^126 and 2^-126 stand for all that is larger and smaller. */
+static inline float exponential(float x) {
+    float t = x * 1.44269504f;
+    t = t > -126 ? t : -126;
+    t = t < 126 ? t : 126;
+    float whole = rintf(t), f = t - whole;
+    union {
+        int32_t bits;
+        float number;
+    } power = {((int32_t)whole + 127) << 23};
+    float p = 0.00133335581f + f * 0.000154035304f;
+    p = 0.0555041087f + f * (0.00961812911f + f * p);
+    return power.number * (1 + f * (0.693147181f + f * (0.240226507f + f * p)));
+}
+
+/* out [rows, width] = silu(gate) * up, which lie side by side in joint [rows, 2 * width]. */
+void gate(const float *joint, long rows, long width, float *out) {
+    for (long r = 0; r < rows; r++, joint += 2 * width, out += width)
+        for (long i = 0; i < width; i++) out[i] = joint[i] / (1 + exponential(-joint[i])) * joint[width + i];
+}
+
+/* Sizes of `attend`. */
+typedef struct {
+    long batch, tokens, heads, shared, size; /* `heads` of queries, `shared` of keys and of values */
+    long room, first, start;                 /* slots of a row of the cache, the first row, where its tokens go */
+    long begin, used;                        /* slots that are read */
+    long mask_row, mask_token;               /* strides */
+} Sizes;
+
+typedef float Lanes __attribute__((vector_size(64), aligned(4)));
+
+/* One token's look back: out [size] from query [size] and keys and values [count, size]; weights [count] is room. */
+static void look(const float *query, const float *keys, const float *values, const float *mask, long count, long size,
+                 float *weights, float *out) {
+    float largest = -INFINITY, total = 0, scale = 1 / sqrtf(size);
+    for (long s = 0; s < count; s++) {
+        float dot = 0;
+        for (long i = 0; i < size; i++) dot += query[i] * keys[s * size + i];
+        weights[s] = dot * scale + (mask ? mask[s] : 0);
+    }
+    for (long s = 0; s < count; s++) largest = weights[s] > largest ? weights[s] : largest;
+    for (long s = 0; s < count; s++) total += weights[s] = exponential(weights[s] - largest);
+    for (long s = 0; s < count; s++) weights[s] /= total;
+    long i = 0;
+    for (; i + 64 <= size; i += 64) { /* in registers, as long as they last */
+        Lanes a = {0}, b = {0}, c = {0}, d = {0};
+        for (long s = 0; s < count; s++) {
+            const Lanes *v = (const Lanes *)(values + s * size + i);
+            a += weights[s] * v[0], b += weights[s] * v[1], c += weights[s] * v[2], d += weights[s] * v[3];
+        }
+        Lanes *y = (Lanes *)(out + i);
+        y[0] = a, y[1] = b, y[2] = c, y[3] = d;
+    }
+    for (; i < size; i++) {
+        out[i] = 0;
+        for (long s = 0; s < count; s++) out[i] += weights[s] * values[s * size + i];
+    }
+}
+
+/* joint [batch, tokens, heads + 2 * shared, size] holds queries, keys and values. Turns queries and keys by cos and sin
+   [batch, tokens, size] in place, puts keys and values [rows, shared, room, size] into slots [batch, tokens], or
+   from start on, and attends: out [batch, tokens, heads, size]. The mask [batch, tokens, used - begin] is added to the products. */
+void attend(Sizes n, float *joint, const float *cos, const float *sin, const long *slots, float *keys, float *values,
+            const float *mask, float *out) {
+    long half = n.size / 2, all = n.heads + 2 * n.shared;
+    for (long at = 0; at < n.batch * n.tokens; at++) {
+        const float *c = cos + at * n.size, *s = sin + at * n.size;
+        long slot = slots ? slots[at] : n.start + at % n.tokens;
+        for (long h = 0; h < all; h++) {
+            float *x = joint + (at * all + h) * n.size;
+            for (long i = 0; h < n.heads + n.shared && i < half; i++) {
+                float left = x[i], right = x[i + half];
+                x[i] = left * c[i] + right * s[i];
+                x[i + half] = right * c[i + half] + left * s[i + half];
+            }
+            if (h >= n.heads) {
+                long own = (h - n.heads) % n.shared, row = n.first + at / n.tokens;
+                float *store = (h < n.heads + n.shared ? keys : values) +
+                               ((row * n.shared + own) * n.room + slot) * n.size;
+                for (long i = 0; i < n.size; i++) store[i] = x[i];
+            }
+        }
+    }
+#pragma omp parallel for collapse(2) schedule(static) if (n.batch * n.tokens * n.heads * (n.used - n.begin) > 4096)
+    for (long b = 0; b < n.batch; b++)
+        for (long h = 0; h < n.heads; h++) {
+            float weights[n.used - n.begin];
+            long start = (((n.first + b) * n.shared + h * n.shared / n.heads) * n.room + n.begin) * n.size;
+            for (long t = 0; t < n.tokens; t++) {
+                long at = b * n.tokens + t;
+                look(joint + (at * all + h) * n.size, keys + start, values + start,
+                     mask ? mask + b * n.mask_row + t * n.mask_token : mask, n.used - n.begin, n.size, weights,
+                     out + (at * n.heads + h) * n.size);
+            }
+        }
+}
+
 #ifdef __AVX512VNNI__ /* the processor multiplies bytes and sums them without saturation */
 #include <immintrin.h>
 
-int available(void) { return 1; }
+int has_linear(void) { return 1; }
 
 /* x [width] times gain [width] becomes low + unit * byte. With floor >= 0 both are divided by the root of floor^2 and
    the sum of the squares of x: RMSNorm. */
@@ -86,6 +183,6 @@ void linear(const float *x, const float *gain, float floor, long rows, long widt
 }
 
 #else
-int available(void) { return 0; }
+int has_linear(void) { return 0; }
 void linear(void) {}
 #endif

@@ -1,8 +1,8 @@
-"""The linear layer in 8-bit integers as one function in C, for processors with VNNI and machines with a compiler.
+"""Parts of a layer as functions in C, for calls of few tokens on the CPU of a machine with a compiler.
 
-In the middle of a call every torch operation costs ten microseconds or more, whatever it does, and an integer layer
-takes eight of them. Here it is one call that reads the weights once. It is compiled on first use, within seconds; where
-that is not possible torch does the same.
+In the middle of such a call every torch operation costs ten microseconds or more, whatever it does. Attention with all
+that belongs to it takes ten of them, a linear layer in 8-bit integers eight; here each is one. They are compiled on
+first use, within seconds; where that is not possible torch does the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from draftproof.models.fetch import cache_folder
 
 # sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
 FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
+FEW = 64  # tokens
+LONGEST = 1 << 15  # slots that one token looks at
 GROUP = 32  # columns of weights that lie together
 
 
@@ -40,7 +42,7 @@ class Layer(NamedTuple):
 def lay_out(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Layer | None:
     """Integer weights [N, K] with a scale [N] each; None where the C function is not to be had."""
     outputs, width = weight.shape
-    if width % 8 or compiled() is None:
+    if width % 8 or compiled() is None or not compiled().has_linear():
         return None
     missing = -outputs % GROUP
     whole = F.pad(weight, (0, 0, 0, missing)).view(-1, GROUP, width // 4, 4).transpose(1, 2).contiguous()
@@ -76,16 +78,77 @@ def linear(x: torch.Tensor, layer: Layer, gain: torch.Tensor | None, floor: floa
     return out
 
 
+def fits(x: torch.Tensor) -> bool:
+    """Whether `gate` and `attend` take this tensor [B, T, ...]; on many tokens torch is as fast."""
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and not x.requires_grad
+    return plain and x.shape[1] <= FEW and x.is_contiguous() and compiled() is not None
+
+
+def gate(joint: torch.Tensor) -> torch.Tensor:
+    """[B, T, 2 * width] -> silu(first half) * second half."""
+    width = joint.shape[-1] // 2
+    out = torch.empty((*joint.shape[:-1], width))
+    compiled().gate(joint.data_ptr(), joint.numel() // (2 * width), width, out.data_ptr())
+    return out
+
+
+SIZES = (
+    *("batch", "tokens", "heads", "shared", "size", "room", "first"),
+    *("start", "begin", "used", "mask_row", "mask_token"),
+)
+
+
+class Sizes(ctypes.Structure):
+    """Of `attend`, as native.c has them."""
+
+    _fields_ = tuple((name, ctypes.c_long) for name in SIZES)
+
+
+def attend(
+    joint: torch.Tensor, rotation: Any, store: Any, heads: int, mask: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Queries, keys and values side by side [B, T, ...] -> [B, T, heads * size]; None where torch has to do it.
+
+    Queries and keys are turned, keys and values kept in the store (a layer of a SlotCache), and the mask [B, 1, T, S]
+    added, as Block says it.
+    """
+    cache, (batch, tokens) = getattr(store, "cache", None), joint.shape[:2]
+    if cache is None or not store.is_initialized or cache.used > LONGEST or len(rotation.cos) != batch:
+        return None
+    row = token = 0
+    if mask is not None:
+        if mask.dtype != torch.float32 or mask.stride(3) != 1:
+            return None
+        row, token = mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)
+    keys, cos, sin = store.keys, rotation.cos.contiguous(), rotation.sin.contiguous()
+    _, shared, room, size = keys.shape
+    slots = None if cache.start is not None else cache.slots.contiguous()
+    out = torch.empty((batch, tokens, heads * size))
+    place = (room, cache.first, cache.start or 0, cache.begin, cache.used)
+    compiled().attend(
+        Sizes(batch, tokens, heads, shared, size, *place, row, token),
+        joint.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        None if slots is None else slots.data_ptr(),
+        keys.data_ptr(),
+        store.values.data_ptr(),
+        None if mask is None else mask.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
 @cache
 def compiled() -> Any:
     """The C functions, kept in the cache folder; None without a compiler, a processor or a torch that they need."""
-    source = Path(__file__).with_name("rows.c")
+    source = Path(__file__).with_name("native.c")
     compiler, about = shutil.which("cc"), Path("/proc/cpuinfo")
     if compiler is None or not about.is_file():
         return None
     flags = next((line for line in about.read_text().splitlines() if line.startswith("flags")), "")
     name = hashlib.sha256(source.read_bytes() + f"{compiler} {FLAGS} {flags}".encode()).hexdigest()
-    made = cache_folder() / f"rows-{name[:16]}.so"
+    made = cache_folder() / f"native-{name[:16]}.so"
     try:
         if not made.exists():
             _compile(compiler, source, made)
@@ -96,13 +159,16 @@ def compiled() -> Any:
     inputs: list[Any] = [pointer, pointer, ctypes.c_float, count, count]
     library.linear.argtypes = [*inputs, pointer, pointer, pointer, pointer, count, pointer, pointer, pointer]
     library.linear.restype = None
-    return library if library.available() else None
+    library.gate.argtypes = [pointer, count, count, pointer]
+    library.attend.argtypes = [Sizes, *[pointer] * 8]
+    library.gate.restype = library.attend.restype = None
+    return library
 
 
 def _compile(compiler: str, source: Path, made: Path) -> None:
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-        part, whole = Path(scratch) / "rows.o", Path(scratch) / made.name
+        part, whole = Path(scratch) / "native.o", Path(scratch) / made.name
         # linked without OpenMP of its own: it finds torch's, so both use the same threads
         for command in ([*FLAGS.split(), "-c", str(source), "-o", str(part)], ["-shared", str(part), "-o", str(whole)]):
             subprocess.run([compiler, *command], check=True, capture_output=True, timeout=60)
