@@ -15,6 +15,8 @@ from draftproof.law import Array, at, row
 def stop(draft: Draft) -> Array:
     """[B, N]: node i is kept with p of its token."""
     p, tokens = draft.p, draft.tokens
+    if draft.tree.size == 1:
+        return p[:, :, 0] * 0 + 1
     xp = array_namespace(p)
     kept = at(p[:, :-1], tokens[:, 1:])
     kept = xp.where(tokens[:, 1:] >= 0, kept, kept * 0)
@@ -30,13 +32,14 @@ def next(draft: Draft, node: Array) -> Array:
 
     Some mass is left: were all of p on the guess, it would have been kept.
     """
+    last = draft.tree.size - 1
+    if last == 0:
+        return draft.p[:, 0]
     left = row(draft.p, node)  # a copy
-    if draft.tree.size > 1:
-        last = draft.tree.size - 1
-        for b, n in enumerate(node.tolist()):
-            refused = int(draft.tokens[b, n + 1]) if n < last else -1
-            if refused >= 0:
-                left[b, refused] = 0
+    for b, n in enumerate(node.tolist()):
+        refused = int(draft.tokens[b, n + 1]) if n < last else -1
+        if refused >= 0:
+            left[b, refused] = 0
     return left
 
 
