@@ -1,7 +1,7 @@
-"""Fused verification against its memory floor, plain PyTorch and torch.compile, on one CUDA device.
+"""Fused verification against its memory floor and against peers, on one CUDA device.
 
-    python benchmarks/kernels.py --json benchmarks/results/kernels.jsonl     # measure, append rows
-    python benchmarks/kernels.py --table benchmarks/results/kernels.jsonl    # rows as a table, into docs/kernels.md
+    draftproof bench kernels --json benchmarks/results/kernels.jsonl              # measure, append rows
+    python -m benchmarks.kernels --table benchmarks/results/kernels.jsonl    # rows as a table, into docs/kernels.md
 
 Two times are taken of everything: `us` is one call in a CUDA graph of its own between two events, launch of the graph
 included; `us_in_10` is a tenth of a graph of ten calls. The floor is the bytes that any method reads (target rows once
@@ -11,18 +11,24 @@ and one draft row a sequence) at the bandwidth of a large copy in the same run.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from benchmarks import peers
 from draftproof import kernels
-from draftproof.kernels import Controls, Names, Rule, Summary, agreement
+from draftproof.errors import DraftproofError
+from draftproof.kernels import Controls, Names, Rule, Summary, agreement, reference
+from draftproof.law import sample as draw
+from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Sampling
 
 DRAFTS = 5
@@ -36,7 +42,7 @@ MODES = {
 
 
 class Case(NamedTuple):
-    """One step's input, drafted by the fused sampler."""
+    """One step's input, and what a drafter keeps of its rows."""
 
     target: Tensor
     draft: Tensor
@@ -47,7 +53,9 @@ class Case(NamedTuple):
 
 
 def case(batch: int, size: int, sampling: Sampling, device: str) -> Case:
-    """Logits like a language model's in spread, with a drafter that resembles the target."""
+    """Logits like a language model's in spread, with a drafter whose laws overlap the target's by about 0.7."""
+    from draftproof.kernels import launch  # imports Triton
+
     generator = torch.Generator(device=device).manual_seed(SEED)
     target = torch.randn(batch, DRAFTS + 1, size, device=device, generator=generator) * 4
     draft = target[:, :-1] + torch.randn(batch, DRAFTS, size, device=device, generator=generator) * 0.7
@@ -55,13 +63,8 @@ def case(batch: int, size: int, sampling: Sampling, device: str) -> Case:
     controls = Controls.of([sampling] * batch, DRAFTS + 1, size, device)
     b = torch.arange(batch, device=device)
     names = Names(b * 0 + SEED, b, b * 0)
-    tokens = torch.full((batch, DRAFTS), -1, dtype=torch.int64, device=device)
-    kept = Summary.empty(batch, DRAFTS, torch.device(device))
-    for k in range(DRAFTS):
-        column = Summary(*(part[:, k : k + 1] for part in kept))
-        tokens[:, k], _ = kernels.sample(
-            draft[:, k], controls, names, node=k, index=k + 1, tokens=tokens, summary=column, backend="triton"
-        )
+    tokens = draw(reference.law(draft, controls, b[:, None][:, :0]), uniforms(*names, Lane.DRAFT, DRAFTS))
+    _, kept = launch.run(draft, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)
     return Case(target, draft, tokens, controls, names, kept)
 
 
@@ -78,27 +81,6 @@ def fused(data: Case, rule: Rule) -> Callable[[], Any]:
         )
 
     return call
-
-
-def eager(target: Tensor, q: Tensor, tokens: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The token rule as it is commonly written in PyTorch, from logits and the draft's probabilities."""
-    scores = target.float() / sampling.temperature
-    if sampling.top_k or sampling.top_p < 1:
-        ordered, ids = scores.sort(-1, descending=True)
-        if sampling.top_k:
-            ordered[..., sampling.top_k :] = float("-inf")
-        share = ordered.softmax(-1)
-        ordered = ordered.masked_fill(share.cumsum(-1) - share > sampling.top_p, float("-inf"))
-        scores = torch.empty_like(scores).scatter_(-1, ids, ordered)
-    p = scores.softmax(-1)
-    if sampling.min_p:
-        p = torch.where(p < sampling.min_p * p.amax(-1, keepdim=True), 0, p)
-    ratio = p[:, :-1].gather(-1, tokens[..., None])[..., 0] / q.gather(-1, tokens[..., None])[..., 0]
-    accepted = (torch.rand_like(ratio) < ratio).int().cumprod(-1).sum(-1)
-    rows = torch.arange(len(tokens), device=tokens.device)
-    last = torch.where((accepted < DRAFTS)[:, None], q[rows, accepted.clamp(max=DRAFTS - 1)], 0)
-    rest = (p[rows, accepted] - last).clamp_min(0)
-    return accepted, (rest / torch.empty_like(rest).exponential_()).argmax(-1)
 
 
 def clock(call: Callable[[], Any], repeats: int = 30) -> float:
@@ -141,43 +123,37 @@ def bandwidth(device: str) -> float:
     return 2 * source.numel() * 4 / clock(lambda: target.copy_(source))
 
 
-def measure(sizes: list[int], batches: list[int], device: str, compiled: bool) -> Iterator[dict[str, Any]]:
-    """Rows, one for each method and shape."""
+def measure(shapes: Sequence[tuple[int, int]], modes: Sequence[str], beside: bool) -> Iterator[dict[str, Any]]:
+    """Rows, one for each method, mode and shape (V, B); `beside`: the peers too."""
+    device = "cuda"
     speed = bandwidth(device)
-    compiled_eager = torch.compile(eager, dynamic=False) if compiled else None
-    for size in sizes:
-        for batch in batches:
-            floor = batch * (DRAFTS + 2) * size * 2 / speed
-            for mode, sampling in MODES.items():
-                data = case(batch, size, sampling, device)
-                calls: dict[tuple[str, str], Callable[[], Any]] = {
-                    ("fused", rule.name.lower()): fused(data, rule) for rule in (Rule.TOKEN, Rule.BLOCK)
-                }
-                q = torch.softmax(data.draft.float() / 0.8, -1) if size == 128256 else None
-                if q is not None and mode in ("temp", "topk_topp"):
-                    plain = (data.target, q, data.tokens, sampling)
-                    calls["torch eager", "token"] = lambda plain=plain: eager(*plain)
-                    if compiled_eager is not None and mode == "temp":
-                        calls["torch.compile", "token"] = lambda plain=plain: compiled_eager(*plain)
-                for (name, rule), call in calls.items():
-                    yield {
-                        "bench": "kernels", "name": name, "rule": rule, "mode": mode, "V": size, "B": batch,
-                        "K": DRAFTS, "dtype": "bfloat16", "us": round(graph(call, 1), 2),
-                        "us_in_10": round(graph(call, 10), 2), "floor_us": round(floor, 4),
-                        "bandwidth_tb_s": round(speed / 1e6, 3),
-                    }  # fmt: skip
-                torch.cuda.empty_cache()
+    for size, batch in shapes:
+        floor = batch * (DRAFTS + 2) * size * 2 / speed
+        for mode in modes:
+            data = case(batch, size, MODES[mode], device)
+            calls = {("fused", rule.name.lower()): fused(data, rule) for rule in (Rule.TOKEN, Rule.BLOCK)}
+            if beside:
+                q = reference.law(data.draft, data.controls, data.tokens)
+                calls |= peers.calls(peers.Input(data.target, data.draft, q, data.tokens, MODES[mode]), compiled=True)
+            for (name, rule), call in calls.items():
+                yield {
+                    "bench": "kernels", "name": name, "rule": rule, "mode": mode, "V": size, "B": batch,
+                    "K": DRAFTS, "dtype": "bfloat16", "us": round(graph(call, 1), 2),
+                    "us_in_10": round(graph(call, 10), 2), "floor_us": round(floor, 4),
+                    "bandwidth_tb_s": round(speed / 1e6, 3),
+                }  # fmt: skip
+            torch.cuda.empty_cache()
 
 
 def check(device: str) -> Iterator[dict[str, Any]]:
     """Agreement with the float64 laws at full size, near-ties counted, and a goodness of fit over two million draws."""
     for mode, sampling in MODES.items():
         for rule in Rule:
-            data = case(32, 128256, sampling, device)
+            data = case(64, 128256, sampling, device)
             out = fused(data, rule)()
             rules = torch.full((len(data.tokens),), rule, dtype=torch.int32, device=device)
             found = agreement.compare(out, *data[:4], rules, data.names)
-            yield {"bench": "kernels agreement", "mode": mode, "rule": rule.name.lower(), "B": 32, **found._asdict()}
+            yield {"bench": "kernels agreement", "mode": mode, "rule": rule.name.lower(), "B": 64, **found._asdict()}
     for rule in Rule:
         yield {"bench": "kernels fit", "rule": rule.name.lower(), **fit(rule, device)}
 
@@ -233,44 +209,54 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def versions(commit: str) -> dict[str, str]:
-    """What the numbers depend on."""
+def about() -> dict[str, Any]:
+    """What the numbers depend on; DRAFTPROOF_COMMIT names the commit where git cannot."""
     import triton
 
+    commit = (
+        os.environ.get("DRAFTPROOF_COMMIT")
+        or subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            text=True,
+            capture_output=True,
+            check=False,
+            cwd=Path(__file__).parent,
+        ).stdout.strip()
+    )
     return {
         "machine": torch.cuda.get_device_name(),
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, triton {triton.__version__}",
-        "commit": commit,
-    }
+        "commit": commit, "seed": SEED,
+    }  # fmt: skip
+
+
+def run(
+    sizes: Sequence[int], batches: Sequence[int], modes: Sequence[str], beside: bool, checked: bool, json: Path | None
+) -> list[dict[str, Any]]:
+    """Measure, append the rows to a file as they come, and return them."""
+    if not (torch.cuda.is_available() and kernels.available()):
+        raise DraftproofError("bench kernels needs a CUDA device and Triton: install draftproof[gpu] on such a machine")
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise DraftproofError(f"unknown mode {unknown[0]!r}: choose of {', '.join(MODES)}")
+    made = []
+    shapes = [(size, batch) for size in sizes for batch in batches]
+    for rows in (measure(shapes, modes, beside), check("cuda") if checked else ()):
+        for row in rows:
+            print(dumps(row), file=sys.stderr, flush=True)
+            made.append({**row, **about()})
+            if json is not None:
+                with json.open("a") as file:
+                    file.write(dumps(made[-1]) + "\n")
+    return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fused verification against its memory floor.")
-    parser.add_argument("--json", type=Path, help="append the rows to this file")
-    parser.add_argument("--table", type=Path, help="write the rows of this file into the docs and measure nothing")
-    parser.add_argument("--vocabulary", type=int, nargs="+", default=[32000, 128256, 151936])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
-    parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
-    parser.add_argument("--commit", default="", help="name of the commit measured, by default what git says")
-    arguments = parser.parse_args()
-    if arguments.table:
-        made = table([json.loads(line) for line in arguments.table.read_text().splitlines()])
-        page = Path(__file__).parent.parent / "docs" / "kernels.md"
-        before, mark, _ = page.read_text().partition("<!-- made by benchmarks/kernels.py -->\n")
-        page.write_text(before + mark + "\n" + made)
-        print(made)
-        return
-    commit = arguments.commit or subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
-    about = {**versions(commit), "seed": SEED}
-    for make in (
-        lambda: measure(arguments.vocabulary, arguments.batch, "cuda", arguments.compile),
-        lambda: check("cuda"),
-    ):
-        for row in make():
-            print(json.dumps(row), flush=True)
-            if arguments.json:
-                with arguments.json.open("a") as file:
-                    file.write(json.dumps({**row, **about}) + "\n")
+    parser = argparse.ArgumentParser(description="Write measured rows into docs/kernels.md as a table.")
+    parser.add_argument("--table", type=Path, required=True, help="file of rows that `draftproof bench kernels` wrote")
+    made = table([loads(line) for line in parser.parse_args().table.read_text().splitlines()])
+    page = Path(__file__).parent.parent / "docs" / "kernels.md"
+    before, mark, _ = page.read_text().partition("<!-- made by benchmarks/kernels.py -->\n")
+    page.write_text(before + mark + "\n" + made)
 
 
 if __name__ == "__main__":

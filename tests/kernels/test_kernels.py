@@ -128,7 +128,7 @@ def test_equal_scores_are_kept_and_cut_as_the_law_does(control: Sampling) -> Non
     score, ids = rows.float(), torch.arange(10, device=DEVICE)
     stays = (score > kept.cutoff) | ((score == kept.cutoff) & (ids >= kept.first))
     assert torch.equal(stays, law > 0)
-    weight = torch.where(stays, (score - kept.peak).exp() * kept.scale, 0)
+    weight = torch.where(stays, torch.exp2(score * math.log2(math.e) - kept.shift) * kept.scale, 0)
     torch.testing.assert_close(weight.double(), law, rtol=1e-6, atol=1e-7)
 
 
@@ -177,6 +177,27 @@ def test_summaries_are_made_when_they_are_missing() -> None:
     assert torch.equal(given.tokens, made.tokens)
 
 
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_the_drafter_may_have_controls_of_its_own(rule: Rule) -> None:
+    """Greedy, truncated and plain drafters for plain, truncated and greedy targets."""
+    target, draft = logits(4, 3, 300, torch.bfloat16, seed=11)
+    ours = Controls.of([Sampling(), Sampling(top_k=9), Sampling(temperature=0), Sampling(top_p=0.9)], 3, 300, DEVICE)
+    theirs = Controls.of(
+        [Sampling(temperature=0), Sampling(temperature=0.5), Sampling(min_p=0.1), Sampling(top_k=5)], 3, 300, DEVICE
+    )
+    name, rules = names(4), _rules(*[rule] * 4)
+    tokens, kept = propose(draft, theirs, name)
+    out = kernels.verify(
+        target, draft, tokens, ours, rules, name, drafted=kept, draft_controls=theirs, backend="triton"
+    )
+    assert agreement.compare(out, target, draft, tokens, ours, rules, name, theirs) == (0, 0)
+    for controls in (ours, None):  # the drafter's controls matter: with the target's own the outcome differs
+        made = kernels.verify(
+            target, draft, tokens, ours, rules, name, draft_controls=controls or theirs, backend="triton"
+        )
+        assert torch.equal(made.tokens, out.tokens) == (controls is None)
+
+
 def test_logprobs_are_the_targets() -> None:
     target, draft = logits(4, 3, 1271, torch.bfloat16, seed=6)
     controls = Controls.of([Sampling(temperature=0.9, top_p=0.9)] * 4, 3, 1271, DEVICE)
@@ -208,7 +229,7 @@ def test_a_zero_residual_falls_back_to_the_target() -> None:
     controls = Controls.of([Sampling()], 2, 4, DEVICE)
     tokens = torch.tensor([[2]], device=DEVICE)
     kept = Summary.empty(1, 1, torch.device(DEVICE))
-    kept.peak.fill_(0.0)
+    kept.shift.fill_(0.0)
     kept.scale.fill_(1.0)  # q(v) = exp(score) far above p
     for step in range(12):
         name = names(1, step)

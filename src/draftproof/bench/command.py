@@ -138,6 +138,27 @@ def demo(
     _report(bench.measure(pair, read(pair, prompts, by), options, _notice), json)
 
 
+@app.command()
+def kernels(
+    vocabulary: Annotated[str, typer.Option(help="Sizes of the vocabulary.")] = "32000,128256,151936",
+    batch: Annotated[str, typer.Option(help="Sequences verified at a time.")] = "1,8,64,256",
+    mode: Annotated[str, typer.Option(help="Controls: temp, topk_topp, topp, minp.")] = "temp,topk_topp,topp,minp",
+    peers: Annotated[
+        bool, typer.Option(help="PyTorch too, and vLLM and FlashInfer where they can be imported.")
+    ] = True,
+    check: Annotated[
+        bool, typer.Option(help="Compare with the laws at full size, and count two million draws.")
+    ] = True,
+    json: Json = None,
+) -> None:
+    """Fused verification beside its memory floor and its peers, on a GPU."""
+    from draftproof.bench.pair import repository
+
+    bench = repository("benchmarks.kernels")
+    sizes, batches = _numbers(vocabulary, int, "vocabulary"), _numbers(batch, int, "batch")
+    typer.echo(bench.table(bench.run(sizes, batches, mode.split(","), peers, check, json)))
+
+
 def _names(text: str) -> tuple[str, ...]:
     """Names of rules; a wrong one should not wait for a model to load."""
     from draftproof.engine.generate import choose_rule

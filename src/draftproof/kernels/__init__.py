@@ -1,4 +1,4 @@
-"""Verification from raw logits in two or three launches: (stop, next, sample) fused, token for token the same.
+"""Verification from raw logits in one launch: (stop, next, sample) fused, token for token the same.
 
 `verify` and `sample` are the whole interface. Triton is imported only when a kernel is to run.
 """
@@ -34,12 +34,13 @@ def verify(
     names: Names,
     *,
     drafted: Summary | None = None,  # what `sample` kept of the draft rows; they are read once more without it
+    draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
     backend: str = "auto",
     workspace: Workspace | None = None,
 ) -> Emitted:
     """How far each draft goes and the token after it.
 
-    For each sequence, with p = law(target) and q = law(draft) under the same controls::
+    For each sequence, with p = law(target, controls) and q = law(draft, draft_controls)::
 
         node  = sample(verifier.stop(Draft(chain, tokens, q, p)), uniform named (names, STOP))
         token = sample(verifier.next(draft, node),                uniform named (names, NEXT))
@@ -49,16 +50,19 @@ def verify(
     """
     _check(target, draft, tokens, controls)
     if not _fused(target, backend):
-        return reference.verify(target, draft, tokens, controls, rule, names)
+        return reference.verify(target, draft, tokens, controls, rule, names, draft_controls)
     from draftproof.kernels import launch
 
     if draft is not None and drafted is None and target.shape[1] > 1:
-        _, drafted = launch.run(draft, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)
+        theirs = controls if draft_controls is None else draft_controls
+        _, drafted = launch.run(draft, 0, None, None, tokens, theirs, None, None, Lane.NEXT, 0, None, None)
     if target.shape[1] == 1:  # nothing is drafted
         draft, drafted, rules = None, None, None
     else:
         rules = rule
-    out, _ = launch.run(target, 0, draft, drafted, tokens, controls, rules, names, Lane.NEXT, 0, None, workspace)
+    out, _ = launch.run(
+        target, 0, draft, drafted, tokens, controls, rules, names, Lane.NEXT, 0, None, workspace, draft_controls
+    )
     assert out is not None  # names were given
     return out
 

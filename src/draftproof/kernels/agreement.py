@@ -36,13 +36,20 @@ def near(law: Tensor, outcome: Tensor, u: Tensor) -> Tensor:
 
 
 def compare(
-    out: Emitted, target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, rule: Tensor, names: Names
+    out: Emitted,
+    target: Tensor,
+    draft: Tensor | None,
+    tokens: Tensor,
+    controls: Controls,
+    rule: Tensor,
+    names: Names,
+    draft_controls: Controls | None = None,
 ) -> Agreement:
     """The kernels' outcome beside that of the float64 laws."""
     draft = None if draft is None else draft.double()
-    right = reference.verify(target.double(), draft, tokens, controls, rule, names)
+    right = reference.verify(target.double(), draft, tokens, controls, rule, names, draft_controls)
     differ = (out.tokens != right.tokens).any(1)
-    p, q = reference.laws(target.double(), draft, tokens, controls)
+    p, q = reference.laws(target.double(), draft, tokens, controls, draft_controls)
     chain = Draft(Tree.chain(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), q, p)
     stop = out.accepted.long()
     token = out.tokens.gather(1, stop[:, None])[:, 0]

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What the three kernels share on the device: a token's score, its mass under a row's law, and named uniforms."""
+"""What the parts of the kernel share on the device: a token's score, its mass under a row's law, and named uniforms."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 class Law(NamedTuple):
     """Summaries of rows: types.Summary by pointers."""
 
-    peak: Any
+    shift: Any
     scale: Any
     cutoff: Any  # None where no row is truncated
     first: Any  # None where no row is truncated or greedy
@@ -38,16 +38,28 @@ class Law(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What the first pass leaves of each chunk of each row."""
+    """What the first pass leaves of each span of each row."""
 
     peak: Any  # [B * N, S] largest score
-    norm: Any  # [B * N, S] sum of exp((score - peak) / temperature)
+    norm: Any  # [B * N, S] sum of 2 ** (slope * score - shift), where shift is slope * peak, rounded
     first: Any  # [B * N, S] smallest id of the largest score
-    group: Any  # [B * N, S * C / GROUP] largest score of each group of tokens; None where nothing is truncated
+    group: Any  # [B * N, G] largest score of each group of tokens; None where nothing is truncated
+    share: Any  # [B * N, G] like norm, of each group and its own peak; None unless many tokens may stay
+
+
+class Lists(NamedTuple):
+    """Tokens of a truncated row that are read again."""
+
+    groups: Any  # [B * N, limit] groups that hold them
+    limit: Any  # groups in a row
+    ids: Any  # [B * N, room] the tokens in order
+    scores: Any  # [B * N, room]
+    room: Any
+    count: Any  # [B * N] how many are listed; -1 where nothing is truncated or they found no room
 
 
 class State(NamedTuple):
-    """What one launch tells the next about a sequence, and its noise."""
+    """What the programs of a sequence tell one another, and its noise."""
 
     rule: Any  # [B], None where nothing is drafted
     seed: Any
@@ -55,27 +67,32 @@ class State(NamedTuple):
     step: Any
     lane: Any  # of the emitted token's uniform
     index: Any
-    stop: Any  # [B] the last accepted node; -1 while block verification needs the excess of several nodes
-    low: Any  # [B] first and ...
-    high: Any  # [B] ... last node whose excess is wanted
-    length: Any  # [B] how many drafts there are
-    fault: Any  # [B]
+    # [B, 8], in one line of the cache: the last accepted node, -1 while block verification needs the excess of several;
+    # first and last node whose excess is wanted; number of drafts; fault; rule
+    facts: Any
     weight: Any  # [B, N] factor of p in the excess
     chance: Any  # [B, N] p of the draft after each node
-    excess: Any  # [B * N, S] sum over a chunk of (weight p - q)+
-    arrived: Any  # [B] programs that are done; always left at zero
+    excess: Any  # [B * N, E] sum over a unit of tokens of (weight p - q)+
+    ticket: Any  # [1] programs that have begun; this and the next four are always left at zero
+    measured: Any  # [B * N] programs that have measured their part of the row
+    arrived: Any  # [B] programs, or rows, that are done with the first pass
+    decided: Any  # [B] 1 once the sequence is decided, 2 if the excess of some nodes is wanted for its token
+    summed: Any  # [B] programs that are done with the second pass
 
 
 @triton.jit
 def score(rows, b, n, ids, inside):
-    """Logits after bias, penalties and masks, in float32; minus infinity outside the row."""
-    s = tl.load(rows.logits + b * rows.stride_b + n * rows.stride_n + ids, mask=inside, other=float("-inf"))
-    s = s.to(tl.float32)
+    """Logits after bias, penalties and masks, in float32; minus infinity outside the row. None: all are inside."""
+    if inside is None:  # a select for every token is a tenth of the arithmetic
+        s = tl.load(rows.logits + b * rows.stride_b + n * rows.stride_n + ids).to(tl.float32)
+    else:
+        s = tl.load(rows.logits + b * rows.stride_b + n * rows.stride_n + ids, mask=inside, other=float("-inf"))
+        s = s.to(tl.float32)
     if rows.bias is not None:
-        s += tl.load(rows.bias + b * rows.size + ids, mask=inside, other=0.0)
+        s += tl.load(rows.bias + b * rows.size + ids, mask=inside)
     if rows.penalties is not None:
-        seen = tl.load(rows.seen + b * rows.size + ids, mask=inside, other=0)
-        made = tl.load(rows.made + b * rows.size + ids, mask=inside, other=0)
+        seen = tl.load(rows.seen + b * rows.size + ids, mask=inside)
+        made = tl.load(rows.made + b * rows.size + ids, mask=inside)
         for i in range(rows.drafts):  # the path to node n is part of its history
             hit = (ids == tl.load(rows.tokens + b * rows.drafts + i)) & (i < n + rows.node)
             seen += hit.to(tl.int32)
@@ -86,7 +103,7 @@ def score(rows, b, n, ids, inside):
         s -= tl.load(rows.penalties + 3 * b + 1) * (made > 0).to(tl.float32)
         s -= tl.load(rows.penalties + 3 * b + 2) * made.to(tl.float32)
     if rows.allowed is not None:
-        word = tl.load(rows.allowed + (b * rows.nodes + n + rows.node) * rows.words + ids // 32, mask=inside, other=0)
+        word = tl.load(rows.allowed + (b * rows.nodes + n + rows.node) * rows.words + ids // 32, mask=inside)
         sound = s < float("inf")  # NaN and +inf are faults of the model, not to be hidden by a mask
         s = tl.where((((word >> (ids % 32)) & 1) == 0) & sound, float("-inf"), s)
     return s
@@ -101,30 +118,45 @@ def slope(rows, b):
 
 
 @triton.jit
-def weigh(rows, law, b, n, ids, inside, peak, scale, cutoff, first):
-    """The probability of tokens `ids` in row n, whose law is given; minus infinity outside weighs nothing."""
-    s = score(rows, b, n, ids, inside)
-    rate, greedy = slope(rows, b)
-    p = tl.exp2((s - peak) * rate) * scale
-    if law.cutoff is not None:
-        p = tl.where((s > cutoff) | ((s == cutoff) & (ids >= first)), p, 0.0)
-    if law.first is not None:
-        p = tl.where(greedy, (ids == first).to(tl.float32), p)
-    return p
+def shift_of(peak, rate):
+    """slope * peak as a whole number: sums of 2 ** (slope * score - shift) differ by powers of 2, which are exact."""
+    return tl.where(peak == float("-inf"), 0.0, lane_shift(peak, rate))
 
 
 @triton.jit
-def mass(rows, law, b, n, ids, inside):
-    """The probability of tokens `ids` in row n."""
+def lane_shift(peak, rate):
+    """Like shift_of, but below all others where there is no token: so a sum can begin.
+
+    Adding 1.5 * 2 ** 23 rounds to a whole number on the units that multiply; those that round also make exponentials,
+    of which there is one a token.
+    """
+    return tl.maximum(tl.fma(peak, rate, 12582912.0) - 12582912.0, -1e30)
+
+
+@triton.jit
+def recall(rows, law, b, n):
+    """Six numbers that make scores of row n probabilities: shift, scale, cutoff, first id, slope and whether greedy."""
     at = b * law.stride + n
-    peak = tl.load(law.peak + at)
+    shift = tl.load(law.shift + at)
     scale = tl.load(law.scale + at)
-    cutoff, first = peak, 0
+    cutoff, first = shift, n * 0
     if law.cutoff is not None:
         cutoff = tl.load(law.cutoff + at)
     if law.first is not None:
         first = tl.load(law.first + at)
-    return weigh(rows, law, b, n, ids, inside, peak, scale, cutoff, first)
+    rate, greedy = slope(rows, b)
+    return shift, scale, cutoff, first, rate, greedy
+
+
+@triton.jit
+def weigh(law, s, ids, shift, scale, cutoff, first, rate, greedy):
+    """The probability of tokens `ids` with scores s; minus infinity weighs nothing."""
+    p = tl.exp2(tl.fma(s, rate, -shift)) * scale
+    if law.cutoff is not None:
+        p = tl.where((s > cutoff) | ((s == cutoff) & (ids >= first)), p, 0.0)
+    if law.first is not None:
+        p = tl.where(greedy, ((ids == first) & (s > float("-inf"))).to(tl.float32), p)
+    return p
 
 
 @triton.jit

@@ -1,132 +1,173 @@
 # mypy: ignore-errors
 """First pass: every target row is read once, for its normaliser; then each sequence decides how far its draft goes.
 
-The last program of a sequence to finish does the deciding, so it costs no launch of its own. Token and one-hot rules
-are settled there. Block verification settles there too unless the uniform falls between what the weights alone can
-decide; then the excess of the nodes in question is summed first.
+Token and one-hot rules are settled there. Block verification settles there too unless the uniform falls between what
+the weights alone can decide; then the excess of the nodes in question is summed first.
 """
 
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import score, slope, uniform, weigh
+from draftproof.kernels.device import lane_shift, score, shift_of, slope, uniform, weigh
+
+LATE: tl.constexpr = tl.constexpr(2147483647)  # no token has this id
 
 
 @triton.jit
 def measure(
-    rows, law, draft, draft_law, stats, state, N, S, P,
-    C: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr, NP: tl.constexpr,
-    SP: tl.constexpr, GREEDY: tl.constexpr,
+    rows, stats, b, n, N, c, S, G,
+    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """Program i of P for row n of sequence b (flat: only a grid's first axis is long): CHUNKS chunks of the row."""
-    start = tl.program_id(0) % P * CHUNKS
-    row = tl.program_id(0) // P
-    b = (row // N).to(tl.int64)
-    n = row % N
-    used = n == 0
-    if n > 0:
-        used = tl.load(rows.tokens + b * rows.drafts + rows.node + n - 1) >= 0
-    if used:
-        rate, _ = slope(rows, b)
-        for c in tl.range(start, tl.minimum(start + CHUNKS, S), num_stages=STAGES):
-            at = row.to(tl.int64) * S + c
-            if stats.group is None:
-                ids = c * C + tl.arange(0, C)
-                s = score(rows, b, n, ids, ids < rows.size)
-            else:
-                r = tl.arange(0, C // GROUP)
-                ids = c * C + r[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-                s = score(rows, b, n, ids, ids < rows.size)
-                tl.store(stats.group + at * (C // GROUP) + r, tl.max(s, 1))
-            peak = tl.max(s)
-            base = tl.where(peak == float("-inf"), 0.0, peak)
-            tl.store(stats.peak + at, peak)
-            tl.store(stats.norm + at, tl.sum(tl.exp2((s - base) * rate)))
-            if GREEDY:
-                tl.store(stats.first + at, tl.min(tl.where(s == peak, ids, 2147483647)))
-    if stats.group is None:
-        tl.debug_barrier()
-        if tl.atomic_add(state.arrived + b, 1, sem="acq_rel") == N * P - 1:
-            tl.store(state.arrived + b, 0)
-            peak, scale, first = combine(rows, law, stats, b, N, S, NP, SP, GREEDY)
-            decide(rows, law, draft, draft_law, state, b, peak, scale, peak, first, N, NP)
+    """Span c of row n, tile by tile: each lane of LANE tokens keeps its own peak and sum, and they meet at the end.
+
+    So the threads need not wait for one another while they read.
+    """
+    rate, _ = slope(rows, b)
+    peaks = tl.full((TILE // LANE,), float("-inf"), tl.float32)
+    norms = tl.zeros((TILE // LANE,), tl.float32)
+    firsts = tl.zeros((TILE // LANE,), tl.int32)
+    end = tl.minimum(c * (SPAN // TILE) + SPAN // TILE, tl.cdiv(rows.size, TILE))
+    full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
+    for t in tl.range(c * (SPAN // TILE), full, num_stages=1 if SPAN == TILE else 4):
+        peaks, norms, firsts = tally(rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, True, TILE, LANE, GREEDY)
+    if full < end:
+        peaks, norms, firsts = tally(
+            rows, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, False, TILE, LANE, GREEDY
+        )
+    peak = tl.max(peaks, 0)
+    at = (b * N + n) * S + c
+    tl.store(stats.peak + at, peak)
+    tl.store(stats.norm + at, tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0))
+    if GREEDY:
+        tl.store(stats.first + at, tl.min(tl.where(peaks == peak, firsts, LATE), 0))
 
 
 @triton.jit
-def combine(rows, law, stats, b, N, S, NP: tl.constexpr, SP: tl.constexpr, GREEDY: tl.constexpr):
+def tally(
+    rows, stats, b, n, N, t, G, rate, peaks, norms, firsts,
+    FULL: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr,
+):  # fmt: skip
+    """The lanes' peaks, sums and first ids of their peaks with tile t added."""
+    lane = tl.arange(0, TILE // LANE)
+    ids = t * TILE + lane[:, None] * LANE + tl.arange(0, LANE)[None, :]
+    s = score(rows, b, n, ids, None if FULL else ids < rows.size)
+    top = tl.max(s, 1)
+    higher = tl.maximum(peaks, top)
+    shift = lane_shift(higher, rate)
+    norm = tl.sum(tl.exp2(tl.fma(s, rate, -shift[:, None])), 1)
+    if GREEDY:
+        firsts = tl.where(top > peaks, tl.min(tl.where(s == top[:, None], ids, LATE), 1), firsts)
+    if stats.group is not None:  # a lane's part of a tile is a group
+        at = (b * N + n) * G + t * (TILE // LANE) + lane
+        tl.store(stats.group + at, top)
+        if stats.share is not None:
+            tl.store(stats.share + at, norm * tl.exp2(shift - lane_shift(top, rate)))
+    return higher, norms * tl.exp2(lane_shift(peaks, rate) - shift) + norm, firsts
+
+
+@triton.jit
+def combine(rows, law, stats, b, N, S, used, NP: tl.constexpr, SP: tl.constexpr, GREEDY: tl.constexpr):
     """The laws of a sequence's rows from those of their chunks, where nothing is truncated."""
     n = tl.arange(0, NP)
-    child = tl.load(rows.tokens + b * rows.drafts + rows.node + n - 1, mask=(n > 0) & (n < N), other=-1)
-    used = (n == 0) | (child >= 0)
     c = tl.arange(0, SP)
     at = (b * N + n[:, None]) * S + c[None, :]
-    there = used[:, None] & (c < S)[None, :]
+    there = (n < N)[:, None] & (c < S)[None, :]
     peaks = tl.load(stats.peak + at, mask=there, other=float("-inf"), volatile=True)
     norms = tl.load(stats.norm + at, mask=there, other=0.0, volatile=True)
+    peaks = tl.where(used[:, None], peaks, float("-inf"))  # rows after a draft's end were not measured
+    norms = tl.where(used[:, None], norms, 0.0)
     best = tl.max(peaks, 1)
-    peak = tl.where(best == float("-inf"), 0.0, best)
-    rate, _ = slope(rows, b)
-    norm = tl.sum((norms * tl.exp2((peaks - peak[:, None]) * rate)).to(tl.float64), 1)
+    rate, greedy = slope(rows, b)
+    shift = shift_of(best, rate)
+    norm = tl.sum((norms * tl.exp2(shift_of(peaks, rate) - shift[:, None])).to(tl.float64), 1)
     scale = tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32)
     first = tl.zeros((NP,), tl.int32)
     if GREEDY:
-        firsts = tl.load(stats.first + at, mask=there, other=2147483647, volatile=True)
-        greedy = tl.load(rows.temperature + b) == 0
-        first = tl.where(greedy, tl.min(tl.where(peaks == best[:, None], firsts, 2147483647), 1), 0)
+        firsts = tl.load(stats.first + at, mask=there, other=LATE, volatile=True)
+        first = tl.where(greedy, tl.min(tl.where(peaks == best[:, None], firsts, LATE), 1), 0)
     out = b * law.stride + n
-    tl.store(law.peak + out, peak, mask=n < N)
+    tl.store(law.shift + out, shift, mask=n < N)
     tl.store(law.scale + out, scale, mask=n < N)
     if law.first is not None:
         tl.store(law.first + out, first, mask=n < N)
-    return peak, scale, first
+    return shift, scale, first
 
 
 @triton.jit
-def decide(rows, law, draft, draft_law, state, b, peak, scale, cutoff, first, N, NP: tl.constexpr):
-    """Where a sequence's draft stops, or between which nodes; its rows' laws are given, [NP] each."""
+def decide(
+    rows, law, draft, draft_law, stats, lists, state, b, N, S, NP: tl.constexpr, SP: tl.constexpr, GREEDY: tl.constexpr
+):
+    """Where a sequence's draft stops, or between which nodes; and whether the excess of any is still to be summed."""
     n = tl.arange(0, NP)
-    x = tl.load(rows.tokens + b * rows.drafts + n, mask=n < N - 1, other=-1)
+    x = tl.load(rows.tokens + b * rows.drafts + rows.node + n, mask=n < N - 1, other=-1)
     length = tl.min(tl.where((x >= 0) & (x < rows.size), NP, n))
     fault = tl.where(tl.sum(((x >= rows.size) & (n == length)).to(tl.int32)) > 0, 2, 0)
-    stop, low, high = length * 0, length * 0, length * 0
-    _, greedy = slope(rows, b)
+    guess = tl.where(n < length, x, 0)
+    # What can be read before the rows' laws are there is read first.
+    u, rule = 0.0, 0
     if state.rule is not None:
+        u = uniform(state, b, 1, 0)
         rule = tl.load(state.rule + b)
-        known = tl.full((NP,), 1.0, tl.float32)
-        if draft.logits is not None:
-            at = b * draft_law.stride + n
-            known = tl.load(draft_law.scale + at, mask=n < length, other=1.0)
-            broken = tl.min(tl.where((n < length) & (rule != 2) & ~(known > 0), n, length))
-            fault += tl.where(broken < length, 4, 0)
-            length = broken
-        guess = tl.where(n < length, x, 0)
-        p = weigh(rows, law, b, n, guess, n < length, peak, scale, cutoff, first)
+    s = score(rows, b, n, guess, n < length)
+    t = s
+    if draft.logits is not None:
+        t = score(draft, b, n, guess, n < length)
+        at = b * draft_law.stride + n
+        known = tl.load(draft_law.scale + at, mask=n < length, other=1.0)
+        top = tl.load(draft_law.shift + at, mask=n < length, other=0.0)
+        edge, start = top, tl.zeros((NP,), tl.int32)
+        if draft_law.cutoff is not None:
+            edge = tl.load(draft_law.cutoff + at, mask=n < length, other=0.0)
+        if draft_law.first is not None:
+            start = tl.load(draft_law.first + at, mask=n < length, other=0)
+        pace, certain = slope(draft, b)
+    rate, greedy = slope(rows, b)
+    if law.cutoff is None:
+        before = tl.load(rows.tokens + b * rows.drafts + rows.node + n - 1, mask=(n > 0) & (n < N), other=-1)
+        shift, scale, first = combine(rows, law, stats, b, N, S, (n == 0) | (before >= 0), NP, SP, GREEDY)
+        cutoff = shift
+    else:
+        at = b * law.stride + n
+        shift = tl.load(law.shift + at, mask=n < N, other=0.0, volatile=True)
+        scale = tl.load(law.scale + at, mask=n < N, other=0.0, volatile=True)
+        cutoff = tl.load(law.cutoff + at, mask=n < N, other=0.0, volatile=True)
+        first = tl.load(law.first + at, mask=n < N, other=0, volatile=True)
+    stop, low, high = length * 0, length * 0, length * 0
+    onehot = length < 0
+    if state.rule is not None:
+        onehot = rule == 2
         q = tl.full((NP,), 1.0, tl.float32)
         if draft.logits is not None:
-            top = tl.load(draft_law.peak + at, mask=n < length, other=0.0)
-            edge, start = top, tl.zeros((NP,), tl.int32)
-            if law.cutoff is not None:
-                edge = tl.load(draft_law.cutoff + at, mask=n < length, other=0.0)
-            if law.first is not None:
-                start = tl.load(draft_law.first + at, mask=n < length, other=0)
-            q = tl.where(rule == 2, q, weigh(draft, law, b, n, guess, n < length, top, known, edge, start))
+            broken = tl.min(tl.where((n < length) & ~onehot & ~(known > 0), n, length))
+            fault += tl.where(broken < length, 4, 0)
+            length = broken
+            q = tl.where(onehot, q, weigh(draft_law, t, guess, top, known, edge, start, pace, certain))
+        p = tl.where(n < length, weigh(law, s, guess, shift, scale, cutoff, first, rate, greedy), 0.0)
         fault += tl.where(tl.sum(((n < length) & (q == 0)).to(tl.int32)) > 0, 8, 0)
         drawn = (n < length) & (q > 0)
         ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
-        tl.store(state.chance + b * N + n, tl.where(n < length, p, 0.0).to(tl.float64), mask=n < N)
-        stop, low, high = walk(state, b, n, ratio, length, N, rule)
+        tl.store(state.chance + b * N + n, p.to(tl.float64), mask=n < N)
+        stop, low, high = walk(state, b, n, u, ratio, length, N, rule)
     lost = tl.sum(((n <= length) & ~(scale > 0)).to(tl.int32)) > 0
-    tl.store(state.stop + b, tl.where(lost, 0, stop).to(tl.int32))
-    tl.store(state.low + b, tl.where(lost | greedy, 1, low).to(tl.int32))
-    tl.store(state.high + b, tl.where(lost | greedy, 0, high).to(tl.int32))
-    tl.store(state.length + b, length.to(tl.int32))
-    tl.store(state.fault + b, (fault + tl.where(lost, 1, 0)).to(tl.int32))
+    low = tl.where(lost | greedy, 1, low)
+    high = tl.where(lost | greedy, 0, high)
+    facts = state.facts + 8 * b
+    tl.store(facts, tl.where(lost, 0, stop).to(tl.int32))
+    tl.store(facts + 1, low.to(tl.int32))
+    tl.store(facts + 2, high.to(tl.int32))
+    tl.store(facts + 3, length.to(tl.int32))
+    tl.store(facts + 4, (fault + tl.where(lost, 1, 0)).to(tl.int32))
+    if state.rule is not None:
+        tl.store(facts + 5, rule)
+    wanted = (n >= low) & (n <= high) & (n < length) & ~onehot
+    if lists.count is not None:
+        wanted = wanted & (tl.load(lists.count + b * N + n, mask=n < N, other=-1, volatile=True) < 0)
+    return tl.sum(wanted.to(tl.int32)) > 0
 
 
 @triton.jit
-def walk(state, b, n, ratio, length, N, rule):
+def walk(state, b, n, u, ratio, length, N, rule):
     """Along the chain: token acceptances, and block verification's weights w_i = min(1, w_{i-1} ratio_i)."""
-    u = uniform(state, b, 1, 0)
     reach = tl.full((), 1.0, tl.float64)
     w = tl.full((), 1.0, tl.float64)
     below = tl.full((), 1.0, tl.float64)  # product of 1 - w_j over the nodes after the last one with w = 1

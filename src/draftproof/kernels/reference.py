@@ -61,20 +61,28 @@ def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
     return torch.cat([start, hits.cumsum(1)], dim=1)[:, node : node + nodes].to(torch.int32)
 
 
-def laws(target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls) -> tuple[Tensor, Tensor]:
+def laws(
+    target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, draft_controls: Controls | None = None
+) -> tuple[Tensor, Tensor]:
     """p and q, both [B, N, V]; q is zero where nothing was drafted or the drafts' law is unknown."""
     p = law(target, controls, tokens)
     q = torch.zeros_like(p)
     if draft is not None:
-        q[:, :-1] = law(draft, controls, tokens) * (tokens >= 0)[..., None]
+        q[:, :-1] = law(draft, draft_controls or controls, tokens) * (tokens >= 0)[..., None]
     return p, q
 
 
 def verify(
-    target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, rule: Tensor, names: Names
+    target: Tensor,
+    draft: Tensor | None,
+    tokens: Tensor,
+    controls: Controls,
+    rule: Tensor,
+    names: Names,
+    draft_controls: Controls | None = None,
 ) -> Emitted:
     """Where each sequence's draft stops and what follows it, for sound input: raises where `verify` would flag."""
-    p, q = laws(target, draft, tokens, controls)
+    p, q = laws(target, draft, tokens, controls, draft_controls)
     chain = Draft(Tree.chain(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), q, p)
     u = [uniforms(*names, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
     stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)

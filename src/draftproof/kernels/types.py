@@ -42,13 +42,13 @@ class Names(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The laws of rows of logits, each in four numbers: p(v) = exp((score_v - peak) / temperature) * scale if kept.
+    """The laws of rows of logits, each in four numbers: p(v) = scale * 2 ** (score_v * log2(e) / temperature - shift).
 
     A token is kept when its score (the logit after bias, penalties and masks) is above `cutoff`, or equal to it and the
     token's id is at least `first`. In a greedy row the one token kept is `first`.
     """
 
-    peak: Tensor  # [B, N] float32
+    shift: Tensor  # [B, N] float32, a whole number near the row's largest exponent
     scale: Tensor  # [B, N] float32; not positive for a row without a law
     cutoff: Tensor  # [B, N] float32, set only where any row is truncated
     first: Tensor  # [B, N] int32, set only where any row is truncated or greedy
@@ -56,8 +56,8 @@ class Summary(NamedTuple):
     @staticmethod
     def empty(batch: int, nodes: int, device: torch.device) -> Summary:
         """Room for the summaries of [batch, nodes] rows."""
-        peak, scale, cutoff = (torch.empty(batch, nodes, device=device) for _ in range(3))
-        return Summary(peak, scale, cutoff, torch.empty(batch, nodes, dtype=torch.int32, device=device))
+        shift, scale, cutoff = (torch.empty(batch, nodes, device=device) for _ in range(3))
+        return Summary(shift, scale, cutoff, torch.empty(batch, nodes, dtype=torch.int32, device=device))
 
 
 class Emitted(NamedTuple):
