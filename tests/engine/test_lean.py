@@ -124,6 +124,21 @@ def test_attention_in_c_is_attention(size):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)
 
 
+def test_in_c_a_row_alone_and_in_company_is_the_same_bit_for_bit():
+    if native.compiled() is None or not native.compiled().has_floats():
+        return
+    torch.manual_seed(5)
+    linear, norm, x = torch.nn.Linear(96, 70), torch.nn.RMSNorm(96, 1e-5), torch.randn(33, 96)
+    layer = native.lay_out_floats(linear.weight.detach(), linear.bias.detach())
+    together = native.linear_floats(x, layer)
+    torch.testing.assert_close(together, linear(x), atol=1e-5, rtol=1e-5)
+    normed = native.norm(x[None], norm.weight, 1e-5)[0]
+    torch.testing.assert_close(normed, norm(x), atol=1e-6, rtol=1e-6)
+    for count in range(1, 9):
+        assert torch.equal(native.linear_floats(x[5 : 5 + count], layer), together[5 : 5 + count])
+        assert torch.equal(native.norm(x[None, 5 : 5 + count], norm.weight, 1e-5)[0], normed[5 : 5 + count])
+
+
 def test_the_gate_in_c_is_the_gate():
     if native.compiled() is None:
         return
@@ -132,7 +147,10 @@ def test_the_gate_in_c_is_the_gate():
     torch.testing.assert_close(native.gate(joint), torch.nn.functional.silu(gate) * up, atol=1e-6, rtol=2e-6)
 
 
-def test_packed_weights_say_the_same(tmp_path):
+@pytest.mark.parametrize("way", ["C", "torch"])
+def test_packed_weights_say_the_same(monkeypatch, tmp_path, way):
+    if way == "torch":
+        monkeypatch.setattr(native, "compiled", lambda: None)
     folder = str(tiny.save(tmp_path))
     plain, packed = dp.load(folder, lean=False), dp.load(folder)
     assert not any(isinstance(layer, torch.nn.Linear) for layer in packed.network.modules())

@@ -101,6 +101,62 @@ void attend(Sizes n, float *joint, const float *cos, const float *sin, const lon
         }
 }
 
+/* out [rows, width] = x / sqrt(mean(x^2) + eps) * weight. */
+void norm(const float *x, const float *weight, float eps, long rows, long width, float *out) {
+    for (long r = 0; r < rows; r++, x += width, out += width) {
+        float square = 0;
+        for (long i = 0; i < width; i++) square += x[i] * x[i];
+        float shrink = 1 / sqrtf(square / width + eps);
+        for (long i = 0; i < width; i++) out[i] = x[i] * shrink * weight[i];
+    }
+}
+
+/* COUNT rows times 32 columns of weights, which lie as [width][32]; two sums for each, whatever the COUNT, so that a
+   row's result is the same in all company. */
+#define FLOATS(COUNT)                                                                                                \
+    static void floats##COUNT(const float *x, const float *weights, long width, float *out) {                        \
+        Lanes sum[COUNT][2][2] = {0};                                                                                \
+        for (long k = 0; k < width; k += 2)                                                                          \
+            for (int p = 0; p < 2; p++) {                                                                            \
+                const Lanes *w = (const Lanes *)(weights + 32 * (k + p));                                            \
+                for (int r = 0; r < COUNT; r++) {                                                                    \
+                    sum[r][p][0] += x[r * width + k + p] * w[0];                                                     \
+                    sum[r][p][1] += x[r * width + k + p] * w[1];                                                     \
+                }                                                                                                    \
+            }                                                                                                        \
+        for (int r = 0; r < COUNT; r++)                                                                              \
+            for (int half = 0; half < 2; half++)                                                                     \
+                ((Lanes *)out)[2 * r + half] = sum[r][0][half] + sum[r][1][half];                                    \
+    }
+FLOATS(1) FLOATS(2) FLOATS(3) FLOATS(4) FLOATS(5) FLOATS(6)
+
+typedef void Floats(const float *, const float *, long, float *);
+static Floats *const FLOATS[] = {floats1, floats2, floats3, floats4, floats5, floats6};
+
+/* out [rows, outputs] = x [rows, width] @ weights + bias; the weights lie in groups of 32 columns. */
+void linear_floats(const float *x, long rows, long width, const float *weights, const float *bias, long outputs,
+                   float *out) {
+    long groups = (outputs + 31) / 32;
+#pragma omp parallel for schedule(static) if (rows * width * outputs > 65536)
+    for (long g = 0; g < groups; g++) {
+        long n = 32 * g, columns = outputs - n < 32 ? outputs - n : 32;
+        float made[6 * 32];
+        for (long r = 0, count; r < rows; r += count) {
+            count = rows - r < 6 ? rows - r : 6;
+            FLOATS[count - 1](x + r * width, weights + n * width, width, made);
+            for (long i = 0; i < count; i++)
+                for (long c = 0; c < columns; c++)
+                    out[(r + i) * outputs + n + c] = made[32 * i + c] + (bias ? bias[n + c] : 0);
+        }
+    }
+}
+
+#ifdef __AVX512F__
+int has_floats(void) { return 1; }
+#else
+int has_floats(void) { return 0; } /* too few registers */
+#endif
+
 #ifdef __AVX512VNNI__ /* the processor multiplies bytes and sums them without saturation */
 #include <immintrin.h>
 

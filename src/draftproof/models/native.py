@@ -1,8 +1,10 @@
 """Parts of a layer as functions in C, for calls of few tokens on the CPU of a machine with a compiler.
 
 In the middle of such a call every torch operation costs ten microseconds or more, whatever it does. Attention with all
-that belongs to it takes ten of them, a linear layer in 8-bit integers eight; here each is one. They are compiled on
-first use, within seconds; where that is not possible torch does the same.
+that belongs to it takes ten of them, a linear layer in 8-bit integers eight; here each is one, and reads its weights as
+fast as memory gives them. A row's numbers are summed in the same order whatever stands beside it, so its result is the
+same to the last bit. The functions are compiled on first use, within seconds; where that is not possible torch does the
+work.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from draftproof.models.fetch import cache_folder
 
 # sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
 FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
-FEW = 64  # tokens
+FEW = 32  # tokens
 LONGEST = 1 << 15  # slots that one token looks at
 GROUP = 32  # columns of weights that lie together
 
@@ -78,10 +80,50 @@ def linear(x: torch.Tensor, layer: Layer, gain: torch.Tensor | None, floor: floa
     return out
 
 
+class Floats(NamedTuple):
+    """Weights in float32 as the C function reads them."""
+
+    weights: torch.Tensor  # [N / 32, K, 32]
+    bias: torch.Tensor | None  # [N]
+    width: int
+    outputs: int
+
+    @property
+    def dense(self) -> torch.Tensor:
+        """[N, K]."""
+        return self.weights.transpose(1, 2).reshape(-1, self.width)[: self.outputs]
+
+
+def lay_out_floats(weight: torch.Tensor, bias: torch.Tensor | None) -> Floats | None:
+    """Weights [N, K]; None where the C function is not to be had."""
+    outputs, width = weight.shape
+    if width % 2 or compiled() is None or not compiled().has_floats():
+        return None
+    whole = F.pad(weight, (0, 0, 0, -outputs % GROUP)).view(-1, GROUP, width).transpose(1, 2).contiguous()
+    return Floats(whole, bias, width, outputs)
+
+
+def linear_floats(x: torch.Tensor, layer: Floats) -> torch.Tensor:
+    """x [..., K] times the weights: [..., N]."""
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], layer.outputs))
+    bias = None if layer.bias is None else layer.bias.data_ptr()
+    count, weights = x.numel() // layer.width, layer.weights.data_ptr()
+    compiled().linear_floats(x.data_ptr(), count, layer.width, weights, bias, layer.outputs, out.data_ptr())
+    return out
+
+
 def fits(x: torch.Tensor) -> bool:
-    """Whether `gate` and `attend` take this tensor [B, T, ...]; on many tokens torch is as fast."""
+    """Whether `norm`, `gate` and `attend` take this tensor [B, T, ...]; on many tokens torch is as fast."""
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and not x.requires_grad
     return plain and x.shape[1] <= FEW and x.is_contiguous() and compiled() is not None
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm of x [B, T, width]."""
+    out, width = torch.empty(x.shape), x.shape[-1]
+    compiled().norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width, out.data_ptr())
+    return out
 
 
 def gate(joint: torch.Tensor) -> torch.Tensor:
@@ -159,9 +201,11 @@ def compiled() -> Any:
     inputs: list[Any] = [pointer, pointer, ctypes.c_float, count, count]
     library.linear.argtypes = [*inputs, pointer, pointer, pointer, pointer, count, pointer, pointer, pointer]
     library.linear.restype = None
+    library.linear_floats.argtypes = [pointer, count, count, pointer, pointer, count, pointer]
+    library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 8]
-    library.gate.restype = library.attend.restype = None
+    library.linear_floats.restype = library.norm.restype = library.gate.restype = library.attend.restype = None
     return library
 
 
