@@ -48,10 +48,12 @@ class HeadModel:
         output = nn.Linear(network.config.shape.width, len(network.tokens), bias=False)
         output.weight = nn.Parameter(rows[network.tokens.to(rows.device)].contiguous(), requires_grad=False)
         self.network = copy.deepcopy(network).to(whole.device, whole.dtype).eval().requires_grad_(False)
+        self.norm: nn.Module = self.network.norm_out
         self.output: nn.Module = output
         like = whole.get_output_embeddings()  # the head computes as the target does
         if isinstance(like, Int8Linear):
-            self.network, self.output = in_integers(self.network, {}), Int8Linear(output)
+            self.norm, self.output = nn.Identity(), Int8Linear(output, norm=self.network.norm_out)
+            self.network = in_integers(self.network, {})
         elif isinstance(like, Packed):
             self.network, self.output = pack(self.network), Packed(output)
 
@@ -77,7 +79,7 @@ class HeadModel:
     @torch.no_grad()
     def scores(self, states: torch.Tensor) -> torch.Tensor:
         """[..., D] logits of the tokens it can guess."""
-        said: torch.Tensor = self.output(self.network.norm_out(states))
+        said: torch.Tensor = self.output(self.norm(states))
         return said
 
     def angles(self, capacity: int) -> Rotation:
