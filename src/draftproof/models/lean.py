@@ -124,7 +124,7 @@ class Packed(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """[out, in], made anew."""
-        return self.laid_out.to_dense() if self.layer is None else self.layer.dense  # type: ignore[no-any-return]
+        return self.laid_out.to_dense() if self.layer is None else self.layer.dense
 
 
 def pack(network: Any) -> Any:

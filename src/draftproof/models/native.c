@@ -36,7 +36,7 @@ typedef struct {
 typedef float Lanes __attribute__((vector_size(64), aligned(4)));
 
 /* One token's look back: out [size] from query [size] and keys and values [count, size]; weights [count] is room. */
-static void look(const float *query, const float *keys, const float *values, const float *mask, long count, long size,
+static inline void look(const float *query, const float *keys, const float *values, const float *mask, long count, long size,
                  float *weights, float *out) {
     float largest = -INFINITY, total = 0, scale = 1 / sqrtf(size);
     for (long s = 0; s < count; s++) {
@@ -94,9 +94,13 @@ void attend(Sizes n, float *joint, const float *cos, const float *sin, const lon
             long start = (((n.first + b) * n.shared + h * n.shared / n.heads) * n.room + n.begin) * n.size;
             for (long t = 0; t < n.tokens; t++) {
                 long at = b * n.tokens + t;
-                look(joint + (at * all + h) * n.size, keys + start, values + start,
-                     mask ? mask + b * n.mask_row + t * n.mask_token : mask, n.used - n.begin, n.size, weights,
-                     out + (at * n.heads + h) * n.size);
+                const float *query = joint + (at * all + h) * n.size;
+                const float *bias = mask ? mask + b * n.mask_row + t * n.mask_token : mask;
+                float *y = out + (at * n.heads + h) * n.size;
+                if (n.size == 64) /* the usual size, known to the compiler */
+                    look(query, keys + start, values + start, bias, n.used - n.begin, 64, weights, y);
+                else
+                    look(query, keys + start, values + start, bias, n.used - n.begin, n.size, weights, y);
             }
         }
 }
