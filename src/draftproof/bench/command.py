@@ -41,7 +41,7 @@ def engine(
     temperature: Temperature = "1.0",
     batch: Annotated[str, typer.Option(help="Texts at a time, as in 1,8,32.")] = "1",
     verify: Verify = "block",
-    tree: Shape = "chain:5",
+    tree: Shape = "auto",
     tokens: Tokens = 64,
     repeat: Repeat = 5,
     seed: Seed = 0,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from draftproof.draft import Tree
-from draftproof.engine.generate import choose_draw, choose_rule, open_batch
+from draftproof.engine.auto import Auto, assumed
+from draftproof.engine.generate import choose_draw, choose_rule, choose_shape, open_batch
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
@@ -47,8 +48,11 @@ def custom_generate(
     streamer            give it here: transformers does not pass its own to custom methods
     """
     rule = choose_rule(verify, None)
-    shape = tree or Tree.chain(5)
-    choose_draw(rule, shape, None)  # refuses a tree that does not suit, now and not in the middle of generate()
+    # the seed is torch's, so a text must be repeatable
+    shape, paced = choose_shape(rule, [] if draft is None else [draft], tree, seeded=True, tempers=False)
+    choose_draw(
+        rule, shape.example if isinstance(shape, Auto) else shape, None
+    )  # refuses a tree that does not suit, now and not in the middle of generate()
 
     def method(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **rest: Any
@@ -67,14 +71,25 @@ def custom_generate(
         length = generation_config.max_length - input_ids.shape[1]
         seed = int(torch.randint(2**62, (1,)))  # follows torch.manual_seed, as transformers' own sampling does
         name = guesser.name if guesser else "none"
+        drafts = [guesser] if guesser else []
         requests = [
-            Request(target, prompt, sampling, guessing, length, (), Member(seed, r), Trace(rule.name, name))
+            Request(
+                target,
+                prompt,
+                sampling,
+                guessing,
+                length,
+                (),
+                Member(seed, r),
+                Trace(rule.name, name),
+                Auto("chain", assumed(target, drafts)) if paced else None,
+            )
             for r, prompt in enumerate(prompts)
         ]
         for request, prompt in zip(requests, prompts, strict=True):
             request.until = _criteria(stopping_criteria, prompt, input_ids.device)
-        drafts, capacity = [guesser] if guesser else [], _capacity(target, prompts, length, shape)
-        batch = open_batch(target, drafts, rule, shape, (sampling, guessing), len(prompts), capacity)
+        capacity = _capacity(target, prompts, length, shape.size)
+        batch = open_batch(target, drafts, rule, shape, (sampling, guessing), len(prompts), capacity, paced=paced)
         for _, same in itertools.groupby(requests, key=lambda request: request.prompt):
             batch.add(list(same))  # samples of one prompt share what they have in common
         while not batch.is_finished:
@@ -137,9 +152,9 @@ def _criteria(criteria: Any, prompt: Sequence[int], device: torch.device) -> Cal
     return until
 
 
-def _capacity(target: HFModel, prompts: Sequence[Sequence[int]], length: int, tree: Tree) -> int:
+def _capacity(target: HFModel, prompts: Sequence[Sequence[int]], length: int, draft: int) -> int:
     longest = max(map(len, prompts)) + length
-    return min(longest, target.context or longest) + tree.size
+    return min(longest, target.context or longest) + draft
 
 
 def _output(input_ids: torch.Tensor, requests: Sequence[Request], config: Any) -> Any:

@@ -187,7 +187,7 @@ def choose_rule(verify: str, lossy: str | None) -> Rule:
 
 
 def choose_shape(
-    rule: Rule, drafts: Sequence[Model], tree: Tree | Auto | str | None, seeded: bool, tempers: bool
+    rule: Rule, drafts: Sequence[object], tree: Tree | Auto | str | None, seeded: bool, tempers: bool
 ) -> tuple[Tree | Auto, bool]:
     """The shape asked for, and whether each request sets its own pace within it.
 
