@@ -121,29 +121,23 @@ def gather(
 
 
 @triton.jit
-def number(
-    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, level, most,
+def above(
+    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, level, most,
     SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """How many candidates are above `level`, or at it with an id up to `most`. The first tile is at hand."""
-    total = tl.sum(((keys > level) | ((keys == level) & (ids <= most))).to(tl.int32), 0)
-    for tile in range(1, tl.cdiv(count, TILE)):
-        i, k, _w = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
-        total += tl.sum(((k > level) | ((k == level) & (i <= most))).to(tl.int32), 0)
-    return total
+    """Candidates above `level`: their number and mass; candidates at `level` with an id up to `most`: their number.
 
-
-@triton.jit
-def weight(
-    rows, lists, row, b, n, shift, rate, listed, count, keys, weights, level,
-    SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """The mass of the candidates above `level`. The first tile is at hand."""
-    total = tl.sum(tl.where(keys > level, weights, 0.0).to(tl.float64), 0)
+    The first tile is at hand and mostly the only one.
+    """
+    number = tl.sum((keys > level).to(tl.int32), 0)
+    mass = tl.sum(tl.where(keys > level, weights, 0.0).to(tl.float64), 0)
+    tied = tl.sum(((keys == level) & (ids <= most)).to(tl.int32), 0)
     for tile in range(1, tl.cdiv(count, TILE)):
-        _i, k, w = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
-        total += tl.sum(tl.where(k > level, w, 0.0).to(tl.float64), 0)
-    return total
+        i, k, w = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
+        number += tl.sum((k > level).to(tl.int32), 0)
+        mass += tl.sum(tl.where(k > level, w, 0.0).to(tl.float64), 0)
+        tied += tl.sum(((k == level) & (i <= most)).to(tl.int32), 0)
+    return number, mass, tied
 
 
 @triton.jit
@@ -211,57 +205,37 @@ def bisect(
                 floor = surely(groups, weights, shares, share * norm, shift, rate, floor, top, GROUP, SHIFT)
     listed, count = gather(rows, lists, groups, row, b, n, floor, SHIFT, SWEEP, GROUP, GP)
     ids, keys, weights = candidates(rows, lists, row, b, n, shift, rate, listed, count, 0, SHIFT, TILE, GROUP)
-    cutoff = floor
-    if k > 0:  # the k-th largest score
-        high = top
-        while cutoff < high:
-            mid = upper(cutoff, high)
-            reach = number(
-                rows, lists, row, b, n, shift, rate, listed, count, ids, keys, mid - 1, -1, SHIFT, TILE, GROUP
-            )
-            cutoff = tl.where(reach >= k, mid, cutoff)
-            high = tl.where(reach >= k, tl.where(reach == k, mid, high), mid - 1)  # a cutoff between scores is fine
-        norm = weight(rows, lists, row, b, n, shift, rate, listed, count, keys, weights, cutoff - 1, SHIFT, TILE, GROUP)
-    first = tl.zeros((), tl.int32)
-    if share < 1:  # the lowest score with less than `share` of the mass above it
-        high = top
-        while cutoff < high:
-            mid = lower(cutoff, high)
-            above = weight(rows, lists, row, b, n, shift, rate, listed, count, keys, weights, mid, SHIFT, TILE, GROUP)
-            fits = above < share * norm
-            high = tl.where(fits, mid, high)
-            cutoff = tl.where(fits, cutoff, mid + 1)
-        above = weight(rows, lists, row, b, n, shift, rate, listed, count, keys, weights, cutoff, SHIFT, TILE, GROUP)
-        ties = number(
-            rows, lists, row, b, n, shift, rate, listed, count, ids, keys, cutoff, rows.size, SHIFT, TILE, GROUP
-        ) - number(rows, lists, row, b, n, shift, rate, listed, count, ids, keys, cutoff, -1, SHIFT, TILE, GROUP)
-        each = tl.exp2(tl.fma(unkey(cutoff, SHIFT), rate, -shift)).to(tl.float64)
-        below = norm - above - ties * each
-        spare = tl.floor(((1.0 - share) * norm - below) / tl.maximum(each, 1e-300))  # ties within the mass to cut
-        spare = tl.minimum(tl.maximum(spare, 0.0), tl.maximum(ties - 1, 0).to(tl.float64)).to(tl.int32)
-        norm = above + (ties - spare) * each
-        if spare > 0:  # the id of the first tie that stays
-            over = number(rows, lists, row, b, n, shift, rate, listed, count, ids, keys, cutoff, -1, SHIFT, TILE, GROUP)
-            high = rows.size - 1
-            while first < high:
-                mid = lower(first, high)
-                upto = number(
-                    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, cutoff, mid, SHIFT, TILE, GROUP
-                )
-                high = tl.where(upto - over > spare, mid, high)
-                first = tl.where(upto - over > spare, first, mid + 1)
-    if least > 0:
-        low = cutoff
-        high = top
-        while low < high:
+    cutoff, first, spare = floor, floor * 0, floor * 0
+    # Four searches of one form, for the lowest value that fits: the k-th largest score; the score with less than
+    # `share` of the mass above it; the id of the first of its equals that stays; the score that min-p lets stay.
+    for search in range(4):
+        ties = search == 2
+        low = tl.where(ties, 0, cutoff)
+        high = tl.where(ties, rows.size - 1, top)
+        wanted = ((search == 0) & (k > 0)) | ((search == 1) & (share < 1)) | (ties & (spare > 0))
+        wanted = wanted | ((search == 3) & (least > 0))
+        while wanted:
             mid = lower(low, high)
-            fits = tl.exp2((unkey(mid, SHIFT) - peak) * rate) >= least
-            high = tl.where(fits, mid, high)
-            low = tl.where(fits, low, mid + 1)
-        if (low > cutoff) | ((share == 1) & (k == 0)):
-            norm = weight(
-                rows, lists, row, b, n, shift, rate, listed, count, keys, weights, low - 1, SHIFT, TILE, GROUP
-            )
-            first = tl.zeros((), tl.int32)
-            cutoff = low
+            number, mass, tied = above(
+                rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights,
+                tl.where(ties, cutoff, mid), tl.where(ties, mid, rows.size), SHIFT, TILE, GROUP,
+            )  # fmt: skip
+            each = tl.exp2(tl.fma(unkey(mid, SHIFT), rate, -shift)).to(tl.float64)
+            if low < high:
+                fits = (
+                    ((search == 0) & (number < k)) | ((search == 1) & (mass < share * norm)) | (ties & (tied > spare))
+                )
+                fits = fits | ((search == 3) & (tl.exp2((unkey(mid, SHIFT) - peak) * rate) >= least))
+                high = tl.where(fits, mid, high)
+                low = tl.where(fits, low, mid + 1)
+            else:
+                wanted = low > high
+                if search == 1:  # of equal scores as many are cut as fit into the mass to cut
+                    rest = tl.floor(((1.0 - share) * norm - (norm - mass - tied * each)) / tl.maximum(each, 1e-300))
+                    rest = tl.minimum(tl.maximum(rest, 0.0), tl.maximum(tied - 1, 0).to(tl.float64))
+                    spare = rest.to(tl.int32)
+                first = tl.where(ties, low, tl.where((search == 3) & (low > cutoff), 0, first))
+                changed = (search < 2) | ((search == 3) & ((low > cutoff) | ((share == 1) & (k == 0))))
+                norm = tl.where(changed, mass + (tied - tl.where(search == 1, spare, 0)) * each, norm)
+                cutoff = tl.where(changed, low, cutoff)
     return unkey(cutoff, SHIFT), first, norm

@@ -9,7 +9,7 @@ crosses the uniform, and reads that unit alone once more.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import recall, score, shift_of, uniform, weigh
+from draftproof.kernels.device import plain, recall, score, shift_of, uniform, weigh
 
 DRAWN: tl.constexpr = tl.constexpr(0)  # how a row's q is known: by the draft row,
 GUESS: tl.constexpr = tl.constexpr(1)  # all of it on the guess,
@@ -49,11 +49,11 @@ def rest(
     if draft.logits is not None:
         if not FULL:
             inside = inside & (ids < tl.where(kind == 0, rows.size, 0))
-        t = score(draft, b, tl.minimum(n, rows.drafts - 1), ids, inside)
+        t = score(draft, b, tl.minimum(n, plain(rows.drafts) - 1), ids, inside)
         q = weigh(draft_law, t, ids, q_law[0], q_law[1], q_law[2], q_law[3], q_law[4], q_law[5])
     if not FULL:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
         if kind == 1:
-            q = (ids == tl.load(rows.tokens + b * rows.drafts + n)).to(tl.float32)
+            q = (ids == tl.load(rows.tokens + b * plain(rows.drafts) + n)).to(tl.float32)
     p = weigh(law, s, ids, p_law[0], p_law[1], p_law[2], p_law[3], p_law[4], p_law[5])
     return tl.maximum(p - q, 0.0)
 
@@ -65,7 +65,7 @@ def laws_of(rows, law, draft, draft_law, b, n, w):
     p_law = shift, scale * w, cutoff, first, rate, greedy
     q_law = p_law
     if draft.logits is not None:
-        q_law = recall(draft, draft_law, b, tl.minimum(n, rows.drafts - 1))
+        q_law = recall(draft, draft_law, b, tl.minimum(n, plain(rows.drafts) - 1))
     return p_law, q_law
 
 
@@ -132,112 +132,102 @@ def sums_of(
         whole = p_law[2] == float("-inf")
     unit = tl.full((), UNIT, tl.int32)
     sums = tl.zeros((EP,), tl.float64)
+    begin, end = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)  # places of `sums` that are summed here
     if count >= 0:
         unit = tl.full((), -1, tl.int32)
-        part = total(rows, law, draft, draft_law, stats, lists, b, n, kind, -1, count, N, G, p_law, q_law, GROUP, BLOCK)
-        sums = tl.where(c == 0, part.to(tl.float64), sums)
+        end += 1
     elif whole & (kind != 0):  # the first pass has them
         unit = tl.full((), SPAN, tl.int32)
         peaks = tl.load(stats.peak + row * S + c, mask=c < S, other=float("-inf"), volatile=True)
         norms = tl.load(stats.norm + row * S + c, mask=c < S, other=0.0, volatile=True)
         sums = (norms * tl.exp2(shift_of(peaks, p_law[4]) - p_law[0])).to(tl.float64) * p_law[1]
-        if kind == 1:  # the guess's span without the guess
-            hit = (tl.load(rows.tokens + b * rows.drafts + n) // SPAN).to(tl.int32)
-            part = total(
-                rows,
-                law,
-                draft,
-                draft_law,
-                stats,
-                lists,
-                b,
-                n,
-                kind,
-                hit * SPAN,
-                SPAN,
-                N,
-                G,
-                p_law,
-                q_law,
-                GROUP,
-                BLOCK,
-            )
-            sums = tl.where(c == hit, part.to(tl.float64), sums)
+        if kind == 1:  # but not the guess's span without the guess
+            begin = (tl.load(rows.tokens + b * plain(rows.drafts) + n) // SPAN).to(tl.int32)
+            end = begin + 1
     elif SUMMED & (kind == 0):
         sums = tl.load(state.excess + row * E + c, mask=c < E, other=0.0, volatile=True).to(tl.float64)
     else:
-        for k in range(E):
-            part = total(
-                rows, law, draft, draft_law, stats, lists, b, n, kind, k * UNIT, UNIT, N, G, p_law, q_law,
-                GROUP, BLOCK,
-            )  # fmt: skip
-            sums = tl.where(c == k, part.to(tl.float64), sums)
+        end += E
+    for k in range(begin, end):
+        part = total(
+            rows, law, draft, draft_law, stats, lists, b, n, kind, tl.where(unit < 0, -1, k * unit),
+            tl.where(unit < 0, count, unit), N, G, p_law, q_law, GROUP, BLOCK,
+        )  # fmt: skip
+        sums = tl.where(c == k, part.to(tl.float64), sums)
     return sums, unit
 
 
 @triton.jit
 def settle(
-    rows, law, draft, draft_law, stats, lists, state, b, low, N, S, E, G,
-    SPAN: tl.constexpr, GROUP: tl.constexpr, EP: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
-    SUMMED: tl.constexpr,
-):  # fmt: skip
-    """Block verification's scan from the back: node n is taken with h = Z / (Z + 1 - w), Z the sum of its excess."""
-    length = tl.load(state.facts + 8 * b + 3)
-    u = uniform(state, b, 1, 0)
-    beyond = 1.0 - tl.load(state.weight + b * N + length)  # probability to stop before the node at hand
-    stop = low
-    n = length - 1
-    while n > low:
-        w = tl.load(state.weight + b * N + n)
-        p_law, q_law = laws_of(rows, law, draft, draft_law, b, n, w.to(tl.float32))
-        sums, _unit = sums_of(
-            rows, law, draft, draft_law, stats, lists, state, b, n, kind_of(draft, state, b, n), N, S, E, G,
-            p_law, q_law, SPAN, GROUP, EP, UNIT, BLOCK, SUMMED,
-        )  # fmt: skip
-        z = tl.sum(sums, 0)
-        beyond *= 1.0 - z / (z + 1.0 - w)
-        taken = u >= beyond
-        stop = tl.where(taken, n, stop)
-        n = tl.where(taken, low, n - 1)
-    return stop
-
-
-@triton.jit
-def pick(
     rows, law, draft, draft_law, stats, lists, state, b, stop, N, S, E, G,
     SPAN: tl.constexpr, GROUP: tl.constexpr, EP: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
     SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """The token at which the cumulated excess of the stopping node first exceeds u times its total."""
-    c = tl.arange(0, EP)
-    u = uniform(state, b, state.lane, state.index)
-    w = tl.load(state.weight + b * N + stop).to(tl.float32)
-    kind = kind_of(draft, state, b, stop)
-    p_law, q_law = laws_of(rows, law, draft, draft_law, b, stop, w)
-    sums, unit = sums_of(
-        rows, law, draft, draft_law, stats, lists, state, b, stop, kind, N, S, E, G, p_law, q_law,
-        SPAN, GROUP, EP, UNIT, BLOCK, SUMMED,
-    )  # fmt: skip
-    if tl.sum(sums, 0) <= 0:  # probability zero but for rounding: p stands in, as in law.residual
-        kind = kind * 0 + NONE
-        p_law, q_law = laws_of(rows, law, draft, draft_law, b, stop, w * 0 + 1.0)
+    """The stopping node and the token after it, at which the cumulated excess first exceeds u times its total.
+
+    While the node is open (stop < 0), block verification's scan goes on from the back: node n is taken with
+    h = Z / (Z + 1 - w), Z the sum of its excess.
+    """
+    u = uniform(state, b, state.lane, plain(state.index))
+    v, beyond = u, u * 0
+    low = tl.load(state.facts + 8 * b + 1)
+    n = stop
+    if state.rule is not None:
+        v = uniform(state, b, 1, 0)
+        length = tl.load(state.facts + 8 * b + 3)
+        beyond = 1.0 - tl.load(state.weight + b * N + length)  # probability to stop before the node at hand
+        n = tl.where(stop < 0, length - 1, stop)
+    w = u * 0 + 1.0
+    kind = n * 0
+    p_law, q_law = laws_of(rows, law, draft, draft_law, b, n, w.to(tl.float32))
+    unit = n * 0
+    sums = tl.zeros((EP,), tl.float64)
+    looking = n >= 0
+    bare = n < 0
+    while looking:
+        if state.rule is not None:
+            w = tl.where(bare, w * 0 + 1.0, tl.load(state.weight + b * N + n))
+        kind = tl.where(bare, NONE, kind_of(draft, state, b, n))
+        p_law, q_law = laws_of(rows, law, draft, draft_law, b, n, w.to(tl.float32))
         sums, unit = sums_of(
-            rows, law, draft, draft_law, stats, lists, state, b, stop, kind, N, S, E, G, p_law, q_law,
+            rows, law, draft, draft_law, stats, lists, state, b, n, kind, N, S, E, G, p_law, q_law,
             SPAN, GROUP, EP, UNIT, BLOCK, SUMMED,
         )  # fmt: skip
+        z = tl.sum(sums, 0)
+        if stop >= 0:  # probability zero but for rounding: p stands in, as in law.residual
+            looking = (z <= 0) & (bare == 0)
+            bare = z <= 0
+        else:
+            beyond *= 1.0 - z / (z + 1.0 - w)
+            looking = v < beyond
+            n = tl.where(looking, n - 1, n)
+            stop = tl.where(looking & (n > low), -1, n)
+    token = pick(
+        rows, law, draft, draft_law, stats, lists, b, stop, kind, sums, unit, u, N, G, p_law, q_law, GROUP, BLOCK
+    )
+    return stop, token
+
+
+@triton.jit
+def pick(
+    rows, law, draft, draft_law, stats, lists, b, n, kind, sums, unit, u, N, G, p_law, q_law,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token of row n at which the cumulated excess first exceeds u times its total; `sums` are those of units."""
+    c = tl.arange(0, sums.shape[0])
     cumulated = tl.cumsum(sums, 0)
     threshold = u * tl.sum(sums, 0)
     last = tl.max(tl.where(sums > 0, c, 0), 0)
     chunk = tl.minimum(tl.sum((cumulated <= threshold).to(tl.int32), 0), last)
     running = tl.sum(tl.where(c < chunk, sums, 0.0), 0)
     start = tl.where(unit < 0, -1, chunk * unit)
-    end = tl.where(unit < 0, listed(lists, b * N + stop), unit)
+    end = tl.where(unit < 0, listed(lists, b * N + n), unit)
     token = tl.full((), 2147483647, tl.int32)
     final = tl.zeros((), tl.int32)
     o = end * 0
     while (o < end) & (token == 2147483647):
-        ids = place(lists, b * N + stop, start, o + tl.arange(0, BLOCK), end)
-        part = rest(rows, law, draft, draft_law, stats, b, stop, kind, ids, N, G, p_law, q_law, False, GROUP)
+        ids = place(lists, b * N + n, start, o + tl.arange(0, BLOCK), end)
+        part = rest(rows, law, draft, draft_law, stats, b, n, kind, ids, N, G, p_law, q_law, False, GROUP)
         part = part.to(tl.float64)
         reached = (running + tl.cumsum(part, 0) > threshold) & (part > 0)
         token = tl.minimum(token, tl.min(tl.where(reached, ids, 2147483647), 0))
@@ -258,27 +248,24 @@ def emit(
     low = tl.load(state.facts + 8 * b + 1)
     high = tl.load(state.facts + 8 * b + 2)
     flags = tl.load(state.facts + 8 * b + 4)
-    if stop < 0:
-        stop = settle(
-            rows, law, draft, draft_law, stats, lists, state, b, low, N, S, E, G, SPAN, GROUP, EP, UNIT, BLOCK, SUMMED
-        )
     token = stop * 0
-    if law.first is not None:
-        token = tl.load(law.first + b * law.stride + stop)  # of a greedy row
     if low <= high:
-        token = pick(
-            rows, law, draft, draft_law, stats, lists, state, b, stop, N, S, E, G, SPAN, GROUP, EP, UNIT, BLOCK, SUMMED
-        )
+        stop, token = settle(
+            rows, law, draft, draft_law, stats, lists, state, b, stop, N, S, E, G,
+            SPAN, GROUP, EP, UNIT, BLOCK, SUMMED,
+        )  # fmt: skip
+    elif law.first is not None:
+        token = tl.load(law.first + b * law.stride + stop)  # of a greedy row
     token = tl.where((flags & 1) != 0, 0, token)
     n = tl.arange(0, NP)
-    x = tl.load(rows.tokens + b * rows.drafts + n, mask=n < stop, other=-1)
-    tl.store(out.tokens + b * N + n, tl.where(n == stop, token, x).to(tl.int64), mask=n < N)
-    tl.store(out.accepted + b, stop)
-    tl.store(out.fault + b, flags)
+    x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < stop, other=-1)
+    tl.store(out[0] + b * N + n, tl.where(n == stop, token, x).to(tl.int64), mask=n < N)
+    tl.store(out[1] + b, stop)
+    tl.store(out[3] + b, flags)
     one = tl.zeros((1,), tl.int32)
     shift, scale, cutoff, first, rate, greedy = recall(rows, law, b, stop)
     s = score(rows, b, stop, token + one, one == 0)
     p = weigh(law, s, token + one, shift, scale, cutoff, first, rate, greedy)
     chance = tl.load(state.chance + b * N + n, mask=n < stop, other=1.0).to(tl.float32)
     chance = tl.where((n == stop) & ((flags & 1) == 0), tl.sum(p, 0), chance)
-    tl.store(out.logprob + b * N + n, tl.log(chance), mask=n < N)
+    tl.store(out[2] + b * N + n, tl.log(chance), mask=n < N)

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from draftproof.kernels.device import Law, Lists, Rows, State, Stats
+from draftproof.kernels.device import Law, Lists, Rows, State, Stats, dull
 from draftproof.kernels.step import step
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
@@ -61,8 +61,8 @@ class Workspace(NamedTuple):
         parts = (rows, spans)
         stats = Stats(room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit))
         weight, chance = torch.zeros(2, rows, dtype=wide, device=device)  # read also where no rule has written
-        ticket, measured, arrived, decided, summed = torch.zeros(1 + rows + 3 * batch, dtype=word, device=device).split(
-            [1, rows, batch, batch, batch]
+        ticket, measured, arrived, decided, summed = (
+            torch.zeros(count, dtype=word, device=device) for count in (1, rows, batch, batch, batch)
         )
         state = State(
             None, None, None, None, 0, 0, room(batch, 8, dtype=word), weight, chance, room(rows, units),
@@ -103,7 +103,7 @@ def run(
         stats = stats._replace(share=None)
     if not controls.truncates:
         stats, lists = stats._replace(group=None), lists._replace(count=None)
-    state = space.state._replace(rule=rule, lane=int(lane), index=index)
+    state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
     out = None
     if names is not None:
         state = state._replace(seed=names.seed, request=names.request, step=names.step)
@@ -117,7 +117,7 @@ def run(
         step[(batch * (nodes * spans + more),)](
             _rows(target, node, tokens, controls), _law(summary, controls),
             _rows(draft, node, tokens, theirs), _law(draft_law, theirs), stats, lists, state,
-            (controls.top_k, controls.top_p, controls.min_p), out or Emitted(*[None] * 4),
+            (controls.top_k, controls.top_p, controls.min_p), out if out is not None else (None,) * 4,
             batch, nodes, spans, units, more, lists.limit,
             SPAN=plan.span, TILE=plan.tile, UNIT=plan.unit, HALF=plan.half, GROUP=GROUP,
             LANE=GROUP if controls.truncates else min(8, plan.tile),
@@ -144,7 +144,7 @@ def _rows(logits: Tensor | None, node: int, tokens: Tensor, controls: Controls) 
     nodes, words = (0, 0) if allowed is None else (allowed.shape[1], allowed.shape[2])
     stride_b, stride_n, size = (0, 0, 0) if logits is None else (logits.stride(0), logits.stride(1), logits.shape[-1])
     return Rows(
-        logits, stride_b, stride_n, size, node, tokens, tokens.shape[1],
+        logits, stride_b, stride_n, size, dull(node), tokens, dull(tokens.shape[1]),
         controls.temperature, controls.bias, controls.penalties, controls.seen, controls.made, allowed, nodes, words,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ the weights alone can decide; then the excess of the nodes in question is summed
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import lane_shift, score, shift_of, slope, uniform, weigh
+from draftproof.kernels.device import lane_shift, plain, score, shift_of, slope, uniform, weigh
 
 LATE: tl.constexpr = tl.constexpr(2147483647)  # no token has this id
 
@@ -99,7 +99,7 @@ def decide(
 ):
     """Where a sequence's draft stops, or between which nodes; and whether the excess of any is still to be summed."""
     n = tl.arange(0, NP)
-    x = tl.load(rows.tokens + b * rows.drafts + rows.node + n, mask=n < N - 1, other=-1)
+    x = tl.load(rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n, mask=n < N - 1, other=-1)
     length = tl.min(tl.where((x >= 0) & (x < rows.size), NP, n))
     fault = tl.where(tl.sum(((x >= rows.size) & (n == length)).to(tl.int32)) > 0, 2, 0)
     guess = tl.where(n < length, x, 0)
@@ -123,7 +123,9 @@ def decide(
         pace, certain = slope(draft, b)
     rate, greedy = slope(rows, b)
     if law.cutoff is None:
-        before = tl.load(rows.tokens + b * rows.drafts + rows.node + n - 1, mask=(n > 0) & (n < N), other=-1)
+        before = tl.load(
+            rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n - 1, mask=(n > 0) & (n < N), other=-1
+        )
         shift, scale, first = combine(rows, law, stats, b, N, S, (n == 0) | (before >= 0), NP, SP, GREEDY)
         cutoff = shift
     else:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.cut import cut
+from draftproof.kernels.device import plain
 from draftproof.kernels.emit import emit, excess
 from draftproof.kernels.measure import decide, measure
 
@@ -31,7 +32,7 @@ def step(
         n = part // S
         used = n == 0
         if n > 0:
-            used = tl.load(rows.tokens + b * rows.drafts + rows.node + n - 1) >= 0
+            used = tl.load(rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n - 1) >= 0
         if used:
             measure(rows, stats, b, n, N, part % S, S, G, SPAN, TILE, LANE, GREEDY)
         tl.debug_barrier()
@@ -65,7 +66,7 @@ def step(
             tl.store(state.summed + b, 0)
             tl.store(state.decided + b, 0)
             last = decided == 2
-    if out.tokens is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+    if out[0] is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
         if last:
             emit(
                 rows, law, draft, draft_law, stats, lists, state, out, b, N, S, E, G,
