@@ -223,6 +223,28 @@ def test_a_workspace_serves_many_calls() -> None:
         assert torch.equal(again[0].tokens, again[1].tokens)
 
 
+@pytest.mark.parametrize(
+    "control", [Sampling(), Sampling(top_k=5), Sampling(top_p=0.9), Sampling(temperature=0)], ids=str
+)
+def test_one_launch_or_several(control: Sampling) -> None:
+    """Much work is split into launches; spans of several tiles, units of several halves, and the same tokens."""
+    launch = importlib.import_module("draftproof.kernels.launch")
+    target, draft = logits(3, 3, 700, torch.bfloat16, seed=7)
+    controls = Controls.of([control] * 3, 3, 700, DEVICE)
+    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 256, 64, True)
+    space = launch.Workspace.of(3, 3, 700, torch.device(DEVICE), plan)
+    rows = launch.Workspace.of(3, 2, 700, torch.device(DEVICE), plan)
+    for step in range(2):  # counters are left at zero
+        name = names(3, step)
+        tokens, kept = propose(draft, controls, name)
+        _, made = launch.run(draft, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, rows)
+        assert torch.allclose(made.scale, kept.scale, rtol=1e-6)
+        out = kernels.verify(
+            target, draft, tokens, controls, rule, name, drafted=made, backend="triton", workspace=space
+        )
+        assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
+
+
 def test_a_zero_residual_falls_back_to_the_target() -> None:
     """q above p everywhere that p is: an impossible stop that only rounding can reach, so it is forced by a summary."""
     target = torch.tensor([[[0.0, 1.0, 2.0, 0.5]] * 2], device=DEVICE)

@@ -27,6 +27,7 @@ class Plan(NamedTuple):
     tile: int  # ... so many at a time
     unit: int  # tokens that a program sums, ...
     half: int  # ... so many at a time, of p and of q
+    split: bool  # whether the work is enough for several launches
 
     @staticmethod
     def of(rows: int, size: int) -> Plan:
@@ -34,7 +35,7 @@ class Plan(NamedTuple):
         span = 2 ** round(math.log2(2.3 * math.sqrt(rows * size) + 1))
         span = min(max(span, 1024), 32768, max(GROUP, triton.next_power_of_2(size)))
         unit = min(max(span // 2, 2048), 8192, max(GROUP, triton.next_power_of_2(size)))
-        return Plan(span, min(span, 4096), unit, min(unit, 2048))
+        return Plan(span, min(span, 4096), unit, min(unit, 2048), rows * size >= 1 << 23)
 
 
 class Workspace(NamedTuple):
@@ -110,24 +111,35 @@ def run(
         out = _room(batch, nodes, target.device)
     spans, units = triton.cdiv(size, plan.span), triton.cdiv(size, plan.unit)
     summed = names is not None and rule is not None and draft is not None and (controls.whole or controls.truncates > 1)
-    more = units if summed else 0
     edited = controls.bias is not None or controls.penalties is not None
     many = controls.truncates > 1
     with _on(target.device):
-        step[(batch * (nodes * spans + more),)](
-            _rows(target, node, tokens, controls), _law(summary, controls),
-            _rows(draft, node, tokens, theirs), _law(draft_law, theirs), stats, lists, state,
-            (controls.top_k, controls.top_p, controls.min_p), out if out is not None else (None,) * 4,
-            batch, nodes, spans, units, more, lists.limit,
-            SPAN=plan.span, TILE=plan.tile, UNIT=plan.unit, HALF=plan.half, GROUP=GROUP,
-            LANE=GROUP if controls.truncates else min(8, plan.tile),
-            NP=triton.next_power_of_2(nodes), SP=triton.next_power_of_2(spans),
-            EP=triton.next_power_of_2(max(spans, units)), GP=triton.next_power_of_2(lists.limit),
-            FEW=1024 if many else 512, SWEEP=2048, BLOCK=min(512 if controls.truncates == 1 else 1024, plan.unit),
-            SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, SUMMED=summed,
-            num_warps=4, maxnreg=None if controls.truncates else 80,
-        )  # fmt: skip
+        for measures, decides, emits in _launches(plan.split, bool(controls.truncates), out is not None):
+            first = nodes * spans if measures else nodes if decides else 0
+            then = units if emits and summed else int(emits and not decides)
+            step[(batch * (first + then),)](
+                _rows(target, node, tokens, controls), _law(summary, controls),
+                _rows(draft, node, tokens, theirs), _law(draft_law, theirs), stats, lists, state,
+                (controls.top_k, controls.top_p, controls.min_p), out if out is not None else (None,) * 4,
+                batch, nodes, spans, units, first, then, lists.limit,
+                SPAN=plan.span, TILE=plan.tile, UNIT=plan.unit, HALF=plan.half, GROUP=GROUP,
+                LANE=GROUP if controls.truncates else min(8, plan.tile),
+                NP=triton.next_power_of_2(nodes), SP=triton.next_power_of_2(spans),
+                EP=triton.next_power_of_2(max(spans, units)), GP=triton.next_power_of_2(lists.limit),
+                FEW=1024 if many else 512, SWEEP=2048, BLOCK=min(512 if controls.truncates == 1 else 1024, plan.unit),
+                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, SUMMED=summed,
+                MEASURES=measures, DECIDES=decides, EMITS=emits, num_warps=4,
+            )  # fmt: skip
     return out, summary
+
+
+def _launches(split: bool, truncated: bool, emits: bool) -> list[tuple[bool, bool, bool]]:
+    """What each launch does: measure, decide, emit. To cut rows takes registers that would slow the reading down."""
+    if not split:
+        return [(True, True, emits)]
+    if truncated:
+        return [(True, False, False), (False, True, emits)]
+    return [(True, True, False), (False, False, True)] if emits else [(True, True, False)]
 
 
 def _room(batch: int, nodes: int, device: torch.device) -> Emitted:
