@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -144,7 +146,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     target = small() if options.target == "small" else load(options.target, lean=False)
-    where = facts(target.network.device.type)._asdict()
+    command = shlex.join(["python", "-m", "benchmarks.audit", *sys.argv[1:]])
+    where = {**facts(target.network.device.type)._asdict(), "command": command}
     rows = json.loads(options.results.read_text()) if options.results.exists() else {}
     for name, (make, guesser) in engines(target, rounded(target, 4), options.length).items():
         for setting in options.settings if any(part in name for part in options.only) else ():
