@@ -146,7 +146,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     target = small() if options.target == "small" else load(options.target, lean=False)
-    command = shlex.join(["python", "-m", "benchmarks.audit", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if "--results" in words:  # a place on this machine
+        del words[words.index("--results") : words.index("--results") + 2]
+    command = shlex.join(["python", "-m", "benchmarks.audit", *words])
     where = {**facts(target.network.device.type)._asdict(), "command": command}
     rows = json.loads(options.results.read_text()) if options.results.exists() else {}
     for name, (make, guesser) in engines(target, rounded(target, 4), options.length).items():
