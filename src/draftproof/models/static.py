@@ -7,14 +7,34 @@ position -1, which the first call of a drafter may have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from draftproof.models.hf import HFModel
 from draftproof.models.slots import SlotCache
+
+TOKENS = 8192  # that one call reads at most, unless a single text has more
+PADDING = 1024  # tokens that take about as long as starting another call
+
+
+def groups(texts: Iterable[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Texts that one call each should read, the longest first: the shorter ones of a call are padded to its length.
+
+    >>> [[len(text) for text in some] for some in groups([[0] * length for length in (10, 900, 12, 8, 1000)])]
+    [[1000, 900], [12, 10, 8]]
+    """
+    made: list[list[Sequence[int]]] = []
+    padding = 0
+    for text in sorted(texts, key=len, reverse=True):
+        width = len(made[-1][0]) if made else 0
+        padding += width - len(text)
+        if not made or width * (len(made[-1]) + 1) > TOKENS or padding > PADDING:
+            made.append([])
+            padding = 0
+        made[-1].append(text)
+    return made
 
 
 class StaticSession:
@@ -33,19 +53,17 @@ class StaticSession:
         self._fast = torch.compile(model.network.forward, dynamic=False) if compiled else model.network
 
     @torch.no_grad()
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Read a text into a row, by a call of its own shape."""
-        if not tokens:
-            return
-        length = len(tokens)
-        self.cache.place(np.arange(1, length + 1)[None], self.device, first=row)
-        ids = torch.tensor([tokens], device=self.device)
-        slots = torch.arange(length + 1, device=self.device)
-        self._call(self.model.network, ids, torch.arange(length, device=self.device)[None], slots, 1)
+    def prefill(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """Read texts [n, T] into these rows [n], by one call; what follows a shorter text is stale from the start."""
+        length = ids.shape[1]
+        if length:
+            self.cache.place_texts(rows, length)
+            slots = torch.arange(1, length + 1, device=self.device)
+            self._call(self.model.network, ids, slots[None] - 1, slots, 1)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` tokens of a row the same as another's."""
-        self.cache.copy(source, target, length + 1)
+    def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
+        """Make the first `length` tokens of some rows the same as another's."""
+        self.cache.copy(source, targets, length + 1)
 
     def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """As a drafter: logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""
