@@ -261,3 +261,22 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
     finish(batch)
     # the last text is taken in after its last step was counted; one step is launched beyond it
     assert made[0].trace.seconds == {"prompt": 100, "target": 50, "overhead": 3}
+
+
+def test_what_fits():
+    """On a GPU, plain sampling and chains; a coupling draws with noise of its own, with and without a drafter."""
+    target, draft = tiny.model(), tiny.model("llama", 1)
+    target.network = SimpleNamespace(device=torch.device("cuda"))
+    samplings = (dp.Sampling(), dp.Sampling())
+
+    def fits(drafts, rule, tree, samplings=samplings):
+        return fused.fits(target, drafts, rule, tree, samplings)
+
+    assert fits([draft], "block", dp.Tree.chain(5))
+    assert fits([], "match", dp.Tree.chain(0))
+    assert not fits([], "gumbel", dp.Tree.chain(0))
+    assert not fits([draft], "gumbel", dp.Tree.chain(5))
+    assert not fits([draft], "block", dp.Tree.star(2))
+    assert not fits([], "block", dp.Tree.chain(0), (dp.Sampling(typical_p=0.9),) * 2)
+    target.network = SimpleNamespace(device=torch.device("cpu"))
+    assert not fits([draft], "block", dp.Tree.chain(5))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from draftproof import kernels
+from draftproof.couple import COUPLINGS
 from draftproof.draft import Tree
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
@@ -43,7 +44,7 @@ def fits(
         and target.network.device.type == "cuda"
         and len(drafts) <= 1
         and all(isinstance(draft, HFModel) or _is_head(draft, target) for draft in drafts)
-        and (rule in RULES or not drafts)
+        and (rule in RULES or not (drafts or rule in COUPLINGS))  # a coupling draws with noise of its own
         and isinstance(shape, Tree)
         and shape.is_chain
         and samplings[0] == samplings[1]

@@ -126,7 +126,8 @@ def prepare(
     if not sampling.end_tokens:
         sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
     named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
-    drafts: list[Model] = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
+    found = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
+    drafts: list[Model] = [one for one in found if one is not None]
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
     tempers = draft_sampling is None and not isinstance(rule, Lossy) and _has_temperature(sampling)
