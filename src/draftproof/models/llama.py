@@ -79,10 +79,10 @@ class Block(nn.Module):
     ) -> torch.Tensor:
         """x [B, T, width]; mask [B, 1, T, S] additive or boolean, None where every query sees all that is stored."""
         few = native.fits(x)
-        joint = self.qkv(_norm(self.norm_in, x, few))
+        joint = self.qkv(normed(self.norm_in, x, few))
         seen = native.attend(joint, rotation, store, self.shape.heads, mask) if few else None
         x = x + self.out(self._attend(joint, rotation, mask, store) if seen is None else seen)
-        joint = self.gate_up(_norm(self.norm_mlp, x, few))
+        joint = self.gate_up(normed(self.norm_mlp, x, few))
         gate, up = joint.chunk(2, dim=-1)
         down: torch.Tensor = self.down(native.gate(joint) if few else F.silu(gate) * up)
         return x + down
@@ -100,7 +100,8 @@ class Block(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped).transpose(1, 2).flatten(2)
 
 
-def _norm(norm: nn.Module, x: torch.Tensor, few: bool) -> torch.Tensor:
+def normed(norm: nn.Module, x: torch.Tensor, few: bool) -> torch.Tensor:
+    """norm(x), in C where x is small."""
     if few and isinstance(norm, nn.RMSNorm):
         return native.norm(x, norm.weight, norm.eps or 0.0)
     normed: torch.Tensor = norm(x)
