@@ -14,7 +14,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.auto import Auto, assumed, trees_of
+from draftproof.engine.auto import Auto, assumed, hope, trees_of
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.laws import Member
@@ -151,7 +151,9 @@ def prepare(
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
             Trace(rule.name, guessers, notice),
-            Auto("chain", assumed(target, drafts), tempers) if paced and isinstance(batch, Batch) else None,
+            Auto("chain", assumed(target, drafts), tempers, hope(drafts))
+            if paced and isinstance(batch, Batch)
+            else None,
         )
         for request in range(n)
     ]
@@ -207,7 +209,7 @@ def choose_shape(
         return Tree.chain(LONGEST), True
     if seeded and tree is None and not isinstance(rule, Coupling):
         return Tree.chain(5), False
-    return Auto(trees, tempers=tempers), False
+    return Auto(trees, tempers=tempers, hope=hope(drafts)), False
 
 
 def _has_temperature(sampling: Sampling) -> bool:
