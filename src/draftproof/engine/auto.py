@@ -26,6 +26,7 @@ MOST = 33  # nodes of a tree
 PLAIN = Tree.chain(0)
 MARGIN = 0.02  # guessing must gain that much, or it is not worth the risk
 FIRST = 4  # guesses of the first step, while it reads the prompt, if there is hope
+PATIENCE = 4  # steps that must speak against it
 PROBE = 2  # steps with guesses that decide whether it pays
 PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
 BUDGET = 0.015  # share of all time that probes may lose
@@ -55,7 +56,8 @@ class Auto:
         hopeful = hope > 0.5
         self.costs: Costs = costs or Clock(1 if hopeful else 3)
         self.seen = {width: Survival(hope) for width in ((1,) if trees == "chain" else WIDTHS)}
-        self.seen[1] = Survival(hope, longest=FIRST // 2 if hopeful else 0)
+        if hopeful:
+            self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = Temper() if tempers else None
         self.rows = 1
         self._probing = PROBE  # steps with guesses still to be made, whether they pay or not

@@ -115,8 +115,9 @@ class Survival:
 
     START, DOUBT = 0.4, 0.5
 
-    def __init__(self, start: float = START, longest: int = 0) -> None:
-        self._start = start
+    def __init__(self, start: float = START, doubt: float = DOUBT, longest: int = 0) -> None:
+        """`doubt`: how many steps an expectation counts for; as steps are seen it comes down to DOUBT."""
+        self._start, self._doubt = start, doubt
         self._reached = np.zeros(LONGEST)  # sums of P(accepted >= i) over steps that could tell
         self._before = np.zeros(LONGEST)  # sums of P(accepted >= i - 1) over the same steps
         self._sent = np.zeros(LONGEST)  # how often a call went that deep
@@ -131,6 +132,7 @@ class Survival:
         if not sent:
             return
         self.seen += 1
+        self._doubt = max(0.85 * self._doubt, self.DOUBT)
         self.longest = max(self.longest, asked)
         self._scale(FADE)
         mean = np.zeros(asked + 1)
@@ -161,7 +163,7 @@ class Survival:
         """P(accepted >= 1, 2, ...) where there is a guess."""
         ratio, chance, found = self._start, 1.0, []
         for hit, base in zip(self._reached.tolist(), self._before.tolist(), strict=True):
-            ratio = min((hit + self.DOUBT * ratio) / (base + self.DOUBT), 1.0)
+            ratio = min((hit + self._doubt * ratio) / (base + self._doubt), 1.0)
             chance *= ratio
             found.append(chance)
         return found
