@@ -202,6 +202,8 @@ class Temper:
         if not curious or not drawn.any():
             return
         p, q = p[drawn][:4], q[drawn][:4]
+        likely = (q > 1e-6).any(axis=0)  # the others, nearly all, hardly count and are dear to raise to a power
+        p, q = p[:, likely], q[:, likely]
         laws = [tempered(q, factor / self.factor) for factor in FACTORS]
         self._overlap = self._overlap * 0.8 + [overlap(p, law).mean() for law in laws]
         self._weight = self._weight * 0.8 + 1
