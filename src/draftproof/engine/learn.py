@@ -49,7 +49,7 @@ class Clock:
         """`enough`: times of one size of call, to go by them."""
         self._enough = enough
         self._calls: dict[int, deque[float]] = {}
-        self._levels: deque[float] = deque(maxlen=RECENT)
+        self._levels: dict[int, deque[float]] = {}
         self._sizes: list[int] = []
         self._times: list[float] = []
 
@@ -57,7 +57,7 @@ class Clock:
         rest = sum(spent for phase, spent in seconds.items() if phase != "draft")
         self._calls.setdefault(tokens, deque(maxlen=RECENT)).append(rest)
         if levels:
-            self._levels.append(seconds["draft"] / levels)
+            self._levels.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"] / levels)
         self._sizes = sorted(self._calls)
         first = median(self._calls[self._sizes[0]])
         middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
@@ -69,7 +69,8 @@ class Clock:
 
     @property
     def level(self) -> float:
-        return median(self._levels) if self._levels else 0.05 * self._times[0]
+        """The first level may take longer than the others; if it stood for all, nothing longer would be tried."""
+        return min(map(median, self._levels.values())) if self._levels else 0.05 * self._times[0]
 
     def call(self, tokens: int) -> float:
         sizes, times = self._sizes, self._times
