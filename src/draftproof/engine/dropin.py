@@ -33,7 +33,7 @@ REFUSED = {"num_beams": (None, 1), "output_scores": (None, False), "output_logit
 
 
 def custom_generate(
-    draft: str | Model | Any | None = "ngram",
+    draft: str | Model | Any | None = "auto",
     *,
     verify: str = "block",
     tree: Tree | None = None,
@@ -42,7 +42,7 @@ def custom_generate(
 ) -> Callable[..., Any]:
     """A generation method for `model.generate(..., custom_generate=...)`.
 
-    draft               "ngram", a name, a model of transformers, or None
+    draft               a name of `draftproof list`, a model of transformers, or None
     verify, tree        as in `draftproof.generate`
     draft_temperature   divides the guesses' scores once more; the text's law is not changed by it
     streamer            give it here: transformers does not pass its own to custom methods

@@ -91,7 +91,7 @@ def prepare(
     prompt: Prompt,
     n: int = 1,
     *,
-    draft: str | Model | Sequence[str | Model] | None = "ngram",
+    draft: str | Model | Sequence[str | Model] | None = "auto",
     verify: str = "block",
     lossy: str | None = None,
     tree: Tree | Auto | Literal["auto"] | None = None,
@@ -109,7 +109,8 @@ def prepare(
     target          a model, or a name for `draftproof.models.load`
     prompt          words (put through the model's chat template if it has one and `chat` is true), chat messages, or
                     token ids, taken as they are
-    draft           a model, "ngram", a name, a list of those (sibling k is guessed by the k-th), or None
+    draft           a model, a name of `draftproof list`, a list of those (sibling k is guessed by the k-th), or None;
+                    "auto" is a trained head where there is one for the target
     verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
     lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
     tree            shape of the guesses; "auto", the default, tunes it step by step and stops guessing where that does

@@ -22,7 +22,7 @@ from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models import headnet
-from draftproof.models.headnet import HeadNetwork
+from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel, HFSession, additive, ancestry
 from draftproof.models.int8 import Int8Linear, in_integers
 from draftproof.models.lean import Packed, pack
@@ -36,8 +36,8 @@ class HeadModel:
     """A head bound to its target, whose embeddings and output rows it uses."""
 
     def __init__(self, target: HFModel, network: HeadNetwork, name: str = "head") -> None:
+        check(target, network.config)
         rows = _output_matrix(target.network)
-        check(target, network, rows)
         self.target = target
         self.name, self.vocabulary, self.context = name, target.vocabulary, target.context
         self.end_tokens = target.end_tokens
@@ -220,19 +220,17 @@ class HeadSession:
         return self.model.network.fuse(features)
 
 
-def check(target: HFModel, network: HeadNetwork, rows: torch.Tensor) -> None:
+def check(target: HFModel, config: HeadConfig) -> None:
     """A head works with the target it was trained for, or one that is the same function."""
-    config = target.network.config.get_text_config()
-    width = network.config.shape.width
-    if width != config.hidden_size:
+    if config.shape.width != target.width:
         raise DraftproofError(
-            f"this head reads states of width {width} but {target.name!r} has {config.hidden_size}: "
+            f"this head reads states of width {config.shape.width} but {target.name!r} has {target.width}: "
             "train one for this target with `draftproof distill`"
         )
-    if max(network.config.taps) > target.layers or int(network.tokens.max()) >= target.vocabulary:
+    if max(config.taps) > target.layers or config.draft_tokens > target.vocabulary:
         raise DraftproofError(f"this head was trained for a larger model than {target.name!r}: train one for it")
-    origin = np.array(network.config.origin)
-    if len(origin) and not np.allclose(headnet.fingerprint(rows), origin, rtol=0.02):
+    origin = np.array(config.origin)
+    if len(origin) and not np.allclose(headnet.fingerprint(_output_matrix(target.network)), origin, rtol=0.02):
         raise DraftproofError(
             f"this head was trained for another model than {target.name!r} (their output matrices differ): "
             "train one for this target with `draftproof distill`"
@@ -245,8 +243,11 @@ def find(name: str, target: Any) -> HeadModel:
         if not hasattr(target, "model"):
             raise DraftproofError(f"a head reads hidden states and {target.name!r} has none: choose --draft ngram")
         target = target.model
-    folder = SHIPPED if name == "head" else Path(name).expanduser()
-    return HeadModel(target, headnet.load(folder), name)
+    if name not in target.heads:  # to lay one out takes a moment, and it serves every text of its target
+        folder = SHIPPED if name == "head" else Path(name).expanduser()
+        check(target, headnet.describe(folder))  # before the weights are read
+        target.heads[name] = HeadModel(target, headnet.load(folder), name)
+    return target.heads[name]  # type: ignore[no-any-return]
 
 
 def is_head(folder: Path) -> bool:

@@ -111,21 +111,31 @@ def save(network: HeadNetwork, folder: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
 
 
-def load(folder: Path) -> HeadNetwork:
-    """The head in a folder, in float32 and ready to guess."""
+def describe(folder: Path) -> HeadConfig:
+    """Sizes of the head in a folder, without its weights."""
     try:
         described = json.loads((folder / "config.json").read_text())
-        stored = load_file(folder / "model.safetensors")
     except (OSError, ValueError) as error:
-        raise DraftproofError(
-            f"no head can be read in {folder} ({error}): train one with `draftproof distill`"
-        ) from error
+        raise DraftproofError(_unreadable(folder, error)) from error
     if described.pop("kind", None) != KIND:
         raise DraftproofError(f"{folder} holds no head but another kind of model: load it as a model")
     described["shape"] = Shape(**described["shape"])
     described.update({name: tuple(described.get(name, ())) for name in ("taps", "origin")})
-    network = HeadNetwork(HeadConfig(**described))
+    return HeadConfig(**described)
+
+
+def load(folder: Path) -> HeadNetwork:
+    """The head in a folder, in float32 and ready to guess."""
+    network = HeadNetwork(describe(folder))
+    try:
+        stored = load_file(folder / "model.safetensors")
+    except (OSError, ValueError) as error:
+        raise DraftproofError(_unreadable(folder, error)) from error
     scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
     weights = {name: value.float() * scales[name] if name in scales else value for name, value in stored.items()}
     network.load_state_dict({**weights, "tokens": stored["tokens"].long()})
     return network.eval().requires_grad_(False)
+
+
+def _unreadable(folder: Path, error: Exception) -> str:
+    return f"no head can be read in {folder} ({error}): train one with `draftproof distill`"
