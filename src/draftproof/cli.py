@@ -297,8 +297,6 @@ def _quiet() -> None:
 def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
     _quiet()
-    # Waiting threads that spin halve the speed on a busy machine, and gain nothing on an idle one. Before torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except DraftproofError as error:
