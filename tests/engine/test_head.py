@@ -101,15 +101,20 @@ def test_laws_are_those_of_running_it_without_a_cache(layers, sizes):
             text += [int(tokens[row, n]) for n in tree.path(last[row])] + [[7, 9, 8][row]]
 
 
-def test_what_a_step_leaves_is_what_a_fresh_session_has():
-    model = head()
-    target, (session,) = sessions(model.target, [model], 1, 60)
-    tree, tokens = Tree.of(2, 2), np.array([[3, 4, 5, 6, 7, 8, 9]])
+def draft_once(target, session, tree, tokens):
+    """A text of three tokens, guessed on and looked at; nothing is committed."""
     for one in (target, session):
         one.join(0, [1, 2, 3])
     for level in tree.levels[:-1]:
         session.extend(tree, tokens, level)
     target.extend(tree, tokens, range(tree.size))
+
+
+def test_what_a_step_leaves_is_what_a_fresh_session_has():
+    model = head()
+    target, (session,) = sessions(model.target, [model], 1, 60)
+    tree, tokens = Tree.of(2, 2), np.array([[3, 4, 5, 6, 7, 8, 9]])
+    draft_once(target, session, tree, tokens)
     for one in (target, session):
         one.commit(tree, tokens, [5], [30])
     text = [1, 2, 3, 5, 8, 30]
@@ -188,11 +193,7 @@ def test_rows_part_within_a_step():
     model = head()
     target, (session,) = sessions(model.target, [model], 2, 40)
     tree, tokens = Tree.of(2, 1), np.array([[3, 4, 5, 6, 7]])
-    for one in (target, session):
-        one.join(0, [1, 2, 3])
-    for level in tree.levels[:-1]:
-        session.extend(tree, tokens, level)
-    target.extend(tree, tokens, range(tree.size))
+    draft_once(target, session, tree, tokens)
     for one in (target, session):
         one.copy(0, 1)
         one.commit(tree, tokens.repeat(2, axis=0), [3, 4], [8, 9])

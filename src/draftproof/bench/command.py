@@ -54,22 +54,9 @@ def engine(
 ) -> None:
     """Plain and speculative sampling beside transformers' plain, static and assisted generation."""
     from draftproof.bench import engine as bench
-    from draftproof.bench.pair import open_pair
-    from draftproof.bench.pair import prompts as read
 
-    options = bench.Options(
-        _names(verify),
-        tree,
-        _numbers(temperature, float, "temperature"),
-        _numbers(batch, int, "batch"),
-        tokens,
-        repeat,
-        seed,
-        compiled,
-        tuple(only.split(",")),
-    ).check()
-    pair = open_pair(target, draft, dtype, inflate, blur)
-    _report(bench.measure(pair, read(pair, prompts, by), options, _notice), json)
+    options = _options(verify, tree, temperature, batch, tokens, repeat, seed, compiled, only)
+    _report(bench.measure, (target, draft, dtype, inflate, blur), prompts, by, options, json)
 
 
 @app.command()
@@ -92,23 +79,10 @@ def samples(
     json: Json = None,
 ) -> None:
     """Many samples of one prompt: one by one, together, and together by transformers."""
-    from draftproof.bench import engine as bench
-    from draftproof.bench import samples as many
-    from draftproof.bench.pair import open_pair
-    from draftproof.bench.pair import prompts as read
+    from draftproof.bench import samples as bench
 
-    options = bench.Options(
-        _names(verify),
-        tree,
-        _numbers(temperature, float, "temperature"),
-        _numbers(batch, int, "batch"),
-        tokens,
-        repeat,
-        seed,
-        compiled,
-    ).check()
-    pair = open_pair(target, draft, dtype, inflate, blur)
-    _report(many.measure(pair, read(pair, prompts, by), options, _notice), json)
+    options = _options(verify, tree, temperature, batch, tokens, repeat, seed, compiled)
+    _report(bench.measure, (target, draft, dtype, inflate, blur), prompts, by, options, json)
 
 
 @app.command()
@@ -128,14 +102,9 @@ def demo(
 ) -> None:
     """What a first user meets: the default draft, plain sampling, and transformers' float32 generate."""
     from draftproof.bench import demo as bench
-    from draftproof.bench import engine
-    from draftproof.bench.pair import open_pair
-    from draftproof.bench.pair import prompts as read
 
-    temperatures = _numbers(temperature, float, "temperature")
-    options = engine.Options(_names(verify), tree, temperatures, (1,), tokens, repeat, seed).check()
-    pair = open_pair(target, draft, dtype)
-    _report(bench.measure(pair, read(pair, prompts, by), options, _notice), json)
+    options = _options(verify, tree, temperature, "1", tokens, repeat, seed)
+    _report(bench.measure, (target, draft, dtype), prompts, by, options, json)
 
 
 @app.command()
@@ -159,6 +128,25 @@ def kernels(
     typer.echo(bench.table(bench.run(sizes, batches, mode.split(","), peers, check, json)))
 
 
+def _options(
+    verify: str,
+    tree: str,
+    temperature: str,
+    batch: str,
+    tokens: int,
+    repeat: int,
+    seed: int,
+    compiled: bool = False,
+    only: str = "",
+) -> Any:
+    """What is measured, checked before any model is loaded."""
+    from draftproof.bench.engine import Options
+
+    temperatures, batches = _numbers(temperature, float, "temperature"), _numbers(batch, int, "batch")
+    ways = tuple(only.split(","))
+    return Options(_names(verify), tree, temperatures, batches, tokens, repeat, seed, compiled, ways).check()
+
+
 def _names(text: str) -> tuple[str, ...]:
     """Names of rules; a wrong one should not wait for a model to load."""
     from draftproof.engine.generate import choose_rule
@@ -177,11 +165,20 @@ def _notice(line: str) -> None:
     typer.echo(f"note: {line}", err=True)
 
 
-def _report(comparisons: Iterable[list[dict[str, Any]]], json: Path | None) -> None:
+def _report(
+    measure: Callable[..., Iterable[list[dict[str, Any]]]],
+    models: tuple[Any, ...],  # as `open_pair` takes them
+    prompts: Path | None,
+    by: str | None,
+    options: Any,
+    json: Path | None,
+) -> None:
     """Each comparison as soon as it is measured: a table, and rows in the file."""
+    from draftproof.bench import pair
     from draftproof.bench.rows import append
 
-    for made in comparisons:
+    opened = pair.open_pair(*models)
+    for made in measure(opened, pair.prompts(opened, prompts, by), options, _notice):
         if json is not None:
             append(json, made)
         show(made)

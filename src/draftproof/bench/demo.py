@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from draftproof.bench import ours, theirs
-from draftproof.bench.engine import Options, longest, setting
+from draftproof.bench.engine import Options, longest, setting, speculative
 from draftproof.bench.pair import Pair
 from draftproof.bench.rows import facts, rows
 from draftproof.bench.turns import Ids, Ready, Run, Way, Workload, Write, open_ways, take_turns
@@ -37,7 +37,7 @@ def measure(
     """The rows of one comparison after another, for each temperature and kind of prompt."""
     options = options.check()
     where = facts(pair.device)
-    setup = ours.Setup(pair.target, pair.draft, options.verify[0], options.tree, options.compiled)
+    setup = speculative(pair, options)
     for kind, prompts in groups.items():
         workload = Workload(1, options.tokens, longest(prompts))
         ready = open_ways(ways(setup, pair.network), workload, prompts[:1], options.temperatures, pair.device, notice)

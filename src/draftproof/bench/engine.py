@@ -81,6 +81,11 @@ def peers(pair: Pair, options: Options, batch: int) -> Iterator[Way]:
         yield theirs.lookup(*names, length)
 
 
+def speculative(pair: Pair, options: Options) -> ours.Setup:
+    """Who writes, with the first of the rules."""
+    return ours.Setup(pair.target, pair.draft, options.verify[0], options.tree, options.compiled)
+
+
 def setting(bench: str, pair: Pair, options: Options, batch: int, temperature: float, kind: str) -> Setting:
     """What the rows of a comparison have in common."""
     return Setting(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftproof.bench import ours, theirs
-from draftproof.bench.engine import Options, longest, setting
+from draftproof.bench.engine import Options, longest, setting, speculative
 from draftproof.bench.pair import Pair, rounds
 from draftproof.bench.rows import facts, rows
 from draftproof.bench.turns import Ids, Workload, open_ways, take_turns
@@ -20,7 +20,7 @@ def measure(
     """The rows of one comparison after another, for each number of samples (the batch) and temperature."""
     options = options.check()
     where = facts(pair.device)
-    setup = ours.Setup(pair.target, pair.draft, options.verify[0], options.tree, options.compiled)
+    setup = speculative(pair, options)
     ways = [
         ours.one_by_one("draftproof one by one", setup),
         ours.together("draftproof together", setup),

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftproof.draft import Draft, Tree
 from draftproof.kernels import reference
 from draftproof.kernels.types import Controls, Emitted, Names, Rule
 from draftproof.noise import Lane, uniforms
@@ -49,8 +48,7 @@ def compare(
     draft = None if draft is None else draft.double()
     right = reference.verify(target.double(), draft, tokens, controls, rule, names, draft_controls)
     differ = (out.tokens != right.tokens).any(1)
-    p, q = reference.laws(target.double(), draft, tokens, controls, draft_controls)
-    chain = Draft(Tree.chain(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), q, p)
+    chain = reference.drafted(target.double(), draft, tokens, controls, draft_controls)
     stop = out.accepted.long()
     token = out.tokens.gather(1, stop[:, None])[:, 0]
     excused = torch.zeros_like(differ)

@@ -61,15 +61,15 @@ def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
     return torch.cat([start, hits.cumsum(1)], dim=1)[:, node : node + nodes].to(torch.int32)
 
 
-def laws(
+def drafted(
     target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, draft_controls: Controls | None = None
-) -> tuple[Tensor, Tensor]:
-    """p and q, both [B, N, V]; q is zero where nothing was drafted or the drafts' law is unknown."""
+) -> Draft:
+    """The chain with its laws; q is zero where nothing was drafted or the drafts' law is unknown."""
     p = law(target, controls, tokens)
     q = torch.zeros_like(p)
     if draft is not None:
         q[:, :-1] = law(draft, draft_controls or controls, tokens) * (tokens >= 0)[..., None]
-    return p, q
+    return Draft(Tree.chain(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), q, p)
 
 
 def verify(
@@ -82,8 +82,7 @@ def verify(
     draft_controls: Controls | None = None,
 ) -> Emitted:
     """Where each sequence's draft stops and what follows it, for sound input: raises where `verify` would flag."""
-    p, q = laws(target, draft, tokens, controls, draft_controls)
-    chain = Draft(Tree.chain(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), q, p)
+    chain = drafted(target, draft, tokens, controls, draft_controls)
     u = [uniforms(*names, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
     stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
     for member in Rule:
@@ -91,7 +90,7 @@ def verify(
         found = draw(verifier.stop(chain), u[0])
         stop = torch.where(rule == member, found, stop)
         token = torch.where(rule == member, draw(verifier.next(chain, found), u[1]), token)
-    return assemble(p, tokens, stop, token)
+    return assemble(chain.p, tokens, stop, token)
 
 
 def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor) -> Emitted:
