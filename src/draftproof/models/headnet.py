@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof.errors import DraftproofError
-from draftproof.models.llama import Block, Rotation, Shape, Store, frequencies
+from draftproof.models.llama import Block, Mask, Rotation, Shape, Store, frequencies
 
 KIND = "draftproof-head"
 
@@ -66,7 +66,7 @@ class HeadNetwork(nn.Module):
         states: torch.Tensor,
         embeddings: torch.Tensor,
         rotation: Rotation,
-        mask: torch.Tensor | None,
+        mask: Mask,
         stores: Sequence[Store | None],
     ) -> torch.Tensor:
         """States of tokens t and embeddings of tokens t + 1, both [B, T, width] -> states of tokens t + 1.

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftproof.models import cuda
 from draftproof.models.hf import HFModel
+from draftproof.models.lean import Lean
 from draftproof.models.slots import SlotCache
 
 
@@ -29,6 +31,7 @@ class StaticSession:
         self.cache = SlotCache(model.layers, rows, capacity)
         self.cache.make_features(len(self.taps) * model.width, model.network)
         self.device = model.network.device
+        self.compiled = compiled
         # dynamic=False: a call has one of two shapes, and each deserves code of its own
         self._fast = torch.compile(model.network.forward, dynamic=False) if compiled else model.network
 
@@ -40,8 +43,8 @@ class StaticSession:
         length = len(tokens)
         self.cache.place(np.arange(1, length + 1)[None], self.device, first=row)
         ids = torch.tensor([tokens], device=self.device)
-        slots = torch.arange(length + 1, device=self.device)
-        self._call(self.model.network, ids, torch.arange(length, device=self.device)[None], slots, 1)
+        positions = torch.arange(length, device=self.device)[None]
+        self._call(self.model.network, ids, positions, self._masks(positions, length + 1), 1)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` tokens of a row the same as another's."""
@@ -61,20 +64,30 @@ class StaticSession:
     def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""
         positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
-        self.cache.place_on_device(positions + 1)
-        return self._call(self._fast, ids, positions, torch.arange(self.capacity + 1, device=self.device), keep)
-
-    def _call(
-        self, run: Any, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keep: int
-    ) -> torch.Tensor:
+        own = positions + 1
+        self.cache.place_on_device(own)
         network = self.model.network
+        if isinstance(network, Lean) and not self.compiled and cuda.fits(network.blocks, ids.shape[1]):
+            masks: dict[str, Any] = {kind: cuda.Causal(own, window) for kind, window in self.model.windows.items()}
+        else:
+            masks = self._masks(positions, self.capacity + 1)
+        return self._call(self._fast, ids, positions, masks, keep)
+
+    def _masks(self, positions: torch.Tensor, count: int) -> dict[str, Any]:
+        """Who sees which of the first `count` slots, additive [B, 1, T, S], for each kind of attention."""
+        dtype, slots = self.model.network.dtype, torch.arange(count, device=self.device)
         own = positions[:, :, None] + 1
         visible = (slots <= own) & ((slots > 0) | (own == 0))  # [B, T, S]
         masks = {}
         for kind, window in self.model.windows.items():
             seen = visible if window is None else visible & (own - slots < window)
-            bias = torch.zeros(seen.shape, dtype=network.dtype, device=self.device)
-            masks[kind] = bias.masked_fill_(~seen, torch.finfo(network.dtype).min)[:, None]
+            bias = torch.zeros(seen.shape, dtype=dtype, device=self.device)
+            masks[kind] = bias.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+        return masks
+
+    def _call(
+        self, run: Any, ids: torch.Tensor, positions: torch.Tensor, masks: dict[str, Any], keep: int
+    ) -> torch.Tensor:
         said = run(
             input_ids=ids,
             position_ids=positions.clamp_min(0),

@@ -1,0 +1,112 @@
+"""Parts of a layer as Triton kernels, for calls of few tokens on a GPU: what native.py is on a CPU.
+
+A call of few tokens takes as long as its weights take to be read, and then some microseconds for every kernel. torch
+needs some thirty of them for a layer, mostly for attention; here it is eight, four of which are products.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from draftproof import kernels
+
+TOKENS, QUERIES = 16, 64  # of a row in a call; queries for each head of keys
+BLOCK = 64  # slots that are looked at at once
+CHUNK = 128  # slots, more than which are split among programs
+PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
+
+
+class Causal(NamedTuple):
+    """The mask of straight texts by its rule, for `attend`: a token sees the slots up to its own.
+
+    Slot 0 is seen by tokens in slot 0 alone.
+    """
+
+    own: torch.Tensor  # [B, T] int64 slots of the tokens, ascending by one, but that 0 may be repeated
+    window: int | None = None  # slots that a token sees at most
+
+
+def fits(blocks: Any, tokens: int) -> bool:
+    """Whether these layers can do a call of so many tokens a row by the kernels here."""
+    if not len(blocks) or tokens > TOKENS or not kernels.available():
+        return False
+    shape, weight = blocks[0].shape, blocks[0].norm_in.weight
+    return (
+        weight.is_cuda
+        and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and shape.size in (16, 32, 64, 128, 256)
+        and tokens * shape.heads <= QUERIES * shape.shared
+        and all(type(linear) is nn.Linear for block in blocks for linear in (block.out, block.down))
+    )
+
+
+def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: int, shared: int) -> torch.Tensor:
+    """Queries, keys and values side by side [B, T, ...] -> [B, T, heads * size].
+
+    Queries and keys are turned, and keys and values kept in the store (a layer of a SlotCache), as Block says it.
+    """
+    from draftproof.kernels import launch, layer  # imports Triton
+
+    batch, tokens, width = joint.shape
+    size, group = width // (heads + 2 * shared), heads // shared
+    if not store.is_initialized:
+        new = joint.view(batch, tokens, -1, size).transpose(1, 2)[:, -shared:]
+        store.lazy_initialization(new, new)
+    keys, values = store.keys[store.cache.first :], store.values[store.cache.first :]
+    queries, slots = _power(tokens * group), store.keys.shape[2]
+    splits = max(min(PROGRAMS // (batch * shared), SPLITS, -(-slots // CHUNK)), 1)
+    out = joint.new_empty(batch, tokens, heads * size)
+    count = batch * shared * splits * queries
+    peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
+    with launch.on(joint.device):
+        layer.attend[(shared, splits, batch)](
+            joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own, keys, values, out,
+            peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
+            tokens, group, heads, splits, slots,
+            D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK, CHUNK=CHUNK, WINDOW=rule.window is not None,
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def norm(x: torch.Tensor, weights: nn.RMSNorm) -> torch.Tensor:
+    """RMSNorm of x [B, T, width]."""
+    return _norm(x, None, weights)[1]
+
+
+def add_norm(x: torch.Tensor, added: torch.Tensor, weights: nn.RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of both [B, T, width], and its RMSNorm."""
+    return _norm(x, added, weights)
+
+
+def gate(joint: torch.Tensor) -> torch.Tensor:
+    """[B, T, 2 * width] -> silu(first half) * second half."""
+    from draftproof.kernels import launch, layer
+
+    width, block = joint.shape[-1] // 2, 1024
+    out = joint.new_empty(*joint.shape[:-1], width)
+    with launch.on(joint.device):
+        layer.gate[(joint.numel() // (2 * width), -(-width // block))](joint, out, width, W=block, num_warps=4)
+    return out
+
+
+def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    from draftproof.kernels import launch, layer
+
+    x, width = x.contiguous(), x.shape[-1]
+    total, out = x if added is None else torch.empty_like(x), torch.empty_like(x)
+    block = _power(width)
+    with launch.on(x.device):
+        layer.norm[(x.numel() // width,)](
+            x, added, weights.weight, total, out, weights.eps or 0.0, width, W=block, num_warps=8 if block > 1024 else 4
+        )
+    return total, out
+
+
+def _power(count: int) -> int:
+    """The next power of 2, at least 16: sides of matrices that are multiplied."""
+    return max(16, 1 << (count - 1).bit_length())
