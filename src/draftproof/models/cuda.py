@@ -1,7 +1,8 @@
 """Parts of a layer as Triton kernels, for calls of few tokens on a GPU: what native.py is on a CPU.
 
 A call of few tokens takes as long as its weights take to be read, and then some microseconds for every kernel. torch
-needs some thirty of them for a layer, mostly for attention; here it is eight, four of which are products.
+needs some thirty of them for a layer, mostly for attention. Here it is eight, four of which are products, or, of very
+few tokens, five: the products do the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from draftproof import kernels
 TOKENS, QUERIES = 16, 64  # of a row in a call; queries for each head of keys
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 128  # slots, more than which are split among programs
+ROWS = 16  # tokens in all that our own product is for; more are cuBLAS's
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
+COLUMNS, DEPTH, STAGES, WARPS = 16, 256, 4, 4  # of a program of it: so many weights are under way at a time
 
 
 class Causal(NamedTuple):
@@ -40,8 +43,37 @@ def fits(blocks: Any, tokens: int) -> bool:
         and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and shape.size in (16, 32, 64, 128, 256)
         and tokens * shape.heads <= QUERIES * shape.shared
-        and all(type(linear) is nn.Linear for block in blocks for linear in (block.out, block.down))
+        and all(type(linear) is nn.Linear for block in blocks for linear in block.linears)
     )
+
+
+def narrow(x: torch.Tensor, inner: int) -> bool:
+    """Whether `product` takes these tokens [B, T, width] through a layer."""
+    return x.shape[0] * x.shape[1] <= ROWS and x.element_size() == 2 and x.shape[2] % 16 == inner % 16 == 0
+
+
+def product(
+    x: torch.Tensor,
+    linear: nn.Linear,
+    norm: nn.RMSNorm | None = None,
+    added: torch.Tensor | None = None,
+    gate: bool = False,
+) -> torch.Tensor:
+    """linear(norm(x)) + added, x [B, T, K] and added [B, T, N]; or half as wide, with `gate` done on it."""
+    from draftproof.kernels import launch
+    from draftproof.kernels.product import product as kernel
+
+    x, (outputs, inputs) = x.contiguous(), linear.weight.shape
+    outputs //= 2 if gate else 1
+    out = x.new_empty(*x.shape[:-1], outputs)
+    gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
+    rows = x.shape[0] * x.shape[1]
+    with launch.on(x.device):
+        kernel[(-(-outputs // COLUMNS),)](
+            x, linear.weight, gain, linear.bias, added, out, rows, outputs, inputs, eps,
+            GATE=gate, RP=_power(rows), BN=COLUMNS, BK=DEPTH, STAGES=STAGES, num_warps=WARPS,
+        )  # fmt: skip
+    return out
 
 
 def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: int, shared: int) -> torch.Tensor:
@@ -62,13 +94,14 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
     out = joint.new_empty(batch, tokens, heads * size)
     count = batch * shared * splits * queries
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
+    block = BLOCK if joint.element_size() == 2 else BLOCK // 2  # float32 takes registers
     with launch.on(joint.device):
         layer.attend[(shared, splits, batch)](
             joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own, keys, values, out,
             peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
             tokens, group, heads, splits, slots,
-            D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK, CHUNK=CHUNK, WINDOW=rule.window is not None,
-            num_warps=4,
+            D=size, M=queries, NEW=_power(tokens), BLOCK=block, CHUNK=CHUNK, WINDOW=rule.window is not None,
+            num_warps=4 if queries * size < 8192 else 8,
         )  # fmt: skip
     return out
 

@@ -77,6 +77,10 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(width, 2 * shape.inner, bias=False)
         self.down = nn.Linear(shape.inner, width, bias=False)
 
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
     def forward(self, x: torch.Tensor, rotation: Rotation, mask: Mask, store: Store | None = None) -> torch.Tensor:
         """x [B, T, width]."""
         if isinstance(mask, cuda.Causal):
@@ -92,8 +96,13 @@ class Block(nn.Module):
 
     def _launch(self, x: torch.Tensor, rotation: Rotation, rule: cuda.Causal, store: Store | None) -> torch.Tensor:
         """The same in few launches, where `cuda.fits`."""
-        joint = self.qkv(cuda.norm(x, self.norm_in))
-        seen = cuda.attend(joint, rotation, rule, store, self.shape.heads, self.shape.shared)
+        shape = self.shape
+        narrow = cuda.narrow(x, shape.inner)
+        joint = cuda.product(x, self.qkv, self.norm_in) if narrow else self.qkv(cuda.norm(x, self.norm_in))
+        seen = cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
+        if narrow:
+            x = cuda.product(seen, self.out, added=x)
+            return cuda.product(cuda.product(x, self.gate_up, self.norm_mlp, gate=True), self.down, added=x)
         x, normed = cuda.add_norm(x, self.out(seen), self.norm_mlp)
         gated = cuda.gate(self.gate_up(normed))
         x.flatten(0, 1).addmm_(gated.flatten(0, 1), self.down.weight.T)  # in place: x is ours since add_norm
