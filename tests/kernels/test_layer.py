@@ -130,6 +130,13 @@ def test_product(rows, inputs, outputs, normed, gate):
     torch.testing.assert_close(ours, theirs + added, atol=1e-5, rtol=1e-5)
 
 
+def test_angles():
+    positions = torch.tensor([[0, 1], [70, 8191]], device=DEVICE)
+    ours = cuda.angles(positions, frequencies(16).to(DEVICE), 1.5, torch.float32)
+    for mine, other in zip(ours, Rotation.of(positions, frequencies(16).to(DEVICE), 1.5), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
 def model(family: str, seed: int) -> HFModel:
     """Like tiny.model, with heads large enough for the kernels."""
     torch.manual_seed(seed)

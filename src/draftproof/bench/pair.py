@@ -61,11 +61,13 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     if blur:
         network, tokenizer = read(draft, getattr(torch, dtype))
         repository("benchmarks.inflate").blur(network, blur)
-        guesser = HFModel(network.to(device), tokenizer, draft)
+        guesser = HFModel(rebuild(network.to(device)), tokenizer, draft)
     else:
         guesser = load(draft, dtype=dtype, device=device)
     fitted = fit(ours, guesser)
-    assistant = as_transformers(guesser, draft, dtype) if fitted is guesser else None  # theirs needs one vocabulary
+    assistant = None
+    if fitted is guesser:  # theirs needs one vocabulary
+        assistant = _read(network) if blur else as_transformers(guesser, draft, dtype)
     return Pair(ours, fitted, theirs, assistant, device, dtype)
 
 

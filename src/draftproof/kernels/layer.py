@@ -144,3 +144,16 @@ def gate(joint, out, width, W: tl.constexpr):
     x = tl.load(joint + 2 * row + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(joint + 2 * row + width + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + i, (x / (1.0 + tl.exp(-x)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["scale"])
+def angles(positions, frequencies, cos, sin, scale, D: tl.constexpr):
+    """A token's row of llama.Rotation, [D] each."""
+    i = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, D // 2)
+    angle = tl.load(positions + i).to(tl.float32) * tl.load(frequencies + d)
+    c, s = tl.cos(angle) * scale, tl.sin(angle) * scale
+    tl.store(cos + i * D + d, c.to(cos.dtype.element_ty))
+    tl.store(cos + i * D + D // 2 + d, c.to(cos.dtype.element_ty))
+    tl.store(sin + i * D + d, (-s).to(sin.dtype.element_ty))
+    tl.store(sin + i * D + D // 2 + d, s.to(sin.dtype.element_ty))

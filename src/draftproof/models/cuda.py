@@ -47,6 +47,17 @@ def fits(blocks: Any, tokens: int) -> bool:
     )
 
 
+def angles(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Cosine and sine of llama.Rotation [B, 1, T, size], at positions [B, T]."""
+    from draftproof.kernels import launch, layer  # imports Triton
+
+    positions, (batch, tokens), size = positions.contiguous(), positions.shape, 2 * len(frequencies)
+    made = [torch.empty(batch, 1, tokens, size, dtype=dtype, device=positions.device) for _ in range(2)]
+    with launch.on(positions.device):
+        layer.angles[(batch * tokens,)](positions, frequencies, *made, scale, D=size, num_warps=1)
+    return made
+
+
 def narrow(x: torch.Tensor, inner: int) -> bool:
     """Whether `product` takes these tokens [B, T, width] through a layer."""
     return x.shape[0] * x.shape[1] <= ROWS and x.element_size() == 2 and x.shape[2] % 16 == inner % 16 == 0

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.models import native
+from draftproof.models import cuda, native
 from draftproof.models.hf import attention_windows
 from draftproof.models.llama import Block, Mask, Rotation, Shape
 
@@ -62,7 +62,11 @@ class Lean(nn.Module):
         if attention_mask is None and past_key_values is None:
             attention_mask = self._causal(position_ids)
         x = self.embed(input_ids)
-        rotation = Rotation.of(position_ids, self.frequencies, self.scale).to(x.dtype)
+        masks = attention_mask.values() if isinstance(attention_mask, dict) else [attention_mask]
+        if any(isinstance(mask, cuda.Causal) for mask in masks):
+            rotation = Rotation(*cuda.angles(position_ids, self.frequencies, self.scale, x.dtype))
+        else:
+            rotation = Rotation.of(position_ids, self.frequencies, self.scale).to(x.dtype)
         stores = [None] * len(self.blocks) if past_key_values is None else past_key_values.layers
         states = []
         for block, kind, store in zip(self.blocks, self.kinds, stores, strict=True):
