@@ -8,17 +8,21 @@ sums are.
 import triton
 import triton.language as tl
 
+from draftproof.kernels.layer import begin_early
+
 
 @triton.jit(do_not_specialize=["R", "eps"])
 def product(
     x, weight, gain, bias, added, out, R, N, K, eps,
     GATE: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """BN columns of out [R, N] = x [R, K] times weight [N, K], at most RP rows.
 
     With a gain [K] the rows of x are normed first; bias [N] and added [R, N] are added. With GATE there are twice as
     many weights, and silu(first half) * second half is the result.
     """
+    begin_early(EARLY)
     r, k = tl.arange(0, RP), tl.arange(0, BK)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row, column = r < R, n < N

@@ -21,6 +21,7 @@ CHUNK = 128  # slots, more than which are split among programs
 ROWS = 16  # tokens in all that our own product is for; more are cuBLAS's
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
 COLUMNS, DEPTH, STAGES, WARPS = 16, 256, 4, 4  # of a program of it: so many weights are under way at a time
+EARLY = False  # whether a kernel is started while the one before it ends; needs compute capability 9
 
 
 class Causal(NamedTuple):
@@ -82,7 +83,8 @@ def product(
     with launch.on(x.device):
         kernel[(-(-outputs // COLUMNS),)](
             x, linear.weight, gain, linear.bias, added, out, rows, outputs, inputs, eps,
-            GATE=gate, RP=_power(rows), BN=COLUMNS, BK=DEPTH, STAGES=STAGES, num_warps=WARPS,
+            GATE=gate, RP=_power(rows), BN=COLUMNS, BK=DEPTH, STAGES=STAGES, EARLY=EARLY,
+            num_warps=WARPS, **_early(),
         )  # fmt: skip
     return out
 
@@ -112,7 +114,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
             peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
             tokens, group, heads, splits, slots,
             D=size, M=queries, NEW=_power(tokens), BLOCK=block, CHUNK=CHUNK, WINDOW=rule.window is not None,
-            num_warps=4 if queries * size < 8192 else 8,
+            EARLY=EARLY, num_warps=4 if queries * size < 8192 else 8, **_early(),
         )  # fmt: skip
     return out
 
@@ -149,6 +151,10 @@ def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> t
             x, added, weights.weight, total, out, weights.eps or 0.0, width, W=block, num_warps=8 if block > 1024 else 4
         )
     return total, out
+
+
+def _early() -> dict[str, bool]:
+    return {"launch_pdl": True} if EARLY else {}
 
 
 def _power(count: int) -> int:
