@@ -42,7 +42,7 @@ def fits(blocks: Any, tokens: int) -> bool:
     return (
         weight.is_cuda
         and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
-        and shape.size in (16, 32, 64, 128, 256)
+        and shape.size in (16, 32, 64, 128)
         and tokens * shape.heads <= QUERIES * shape.shared
         and all(type(linear) is nn.Linear for block in blocks for linear in block.linears)
     )
@@ -107,14 +107,14 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
     out = joint.new_empty(batch, tokens, heads * size)
     count = batch * shared * splits * queries
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
-    block = BLOCK if joint.element_size() == 2 else BLOCK // 2  # float32 takes registers
+    large = queries * size > 4096 or joint.element_size() == 4  # for the registers of four warps
     with launch.on(joint.device):
         layer.attend[(shared, splits, batch)](
-            joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own, keys, values, out,
+            joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own.contiguous(), keys, values, out,
             peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
             tokens, group, heads, splits, slots,
-            D=size, M=queries, NEW=_power(tokens), BLOCK=block, CHUNK=CHUNK, WINDOW=rule.window is not None,
-            EARLY=EARLY, num_warps=4 if queries * size < 8192 else 8, **_early(),
+            D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK // 2 if large else BLOCK, CHUNK=CHUNK,
+            WINDOW=rule.window is not None, EARLY=EARLY, num_warps=8 if large else 4, **_early(),
         )  # fmt: skip
     return out
 
