@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -144,7 +146,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     target = small() if options.target == "small" else load(options.target, lean=False)
-    where = facts(target.network.device.type)._asdict()
+    words = sys.argv[1:]
+    if "--results" in words:  # a place on this machine
+        del words[words.index("--results") : words.index("--results") + 2]
+    command = shlex.join(["python", "-m", "benchmarks.audit", *words])
+    where = {**facts(target.network.device.type)._asdict(), "command": command}
     rows = json.loads(options.results.read_text()) if options.results.exists() else {}
     for name, (make, guesser) in engines(target, rounded(target, 4), options.length).items():
         for setting in options.settings if any(part in name for part in options.only) else ():

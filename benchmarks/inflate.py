@@ -53,7 +53,6 @@ def inflate(network: Any, shape: Shape, dtype: torch.dtype = torch.float32, devi
     wide.hidden_size, wide.intermediate_size, wide.num_hidden_layers = shape.hidden, shape.intermediate, shape.layers
     wide.num_attention_heads, wide.num_key_value_heads, wide.head_dim = shape.heads, shape.kv_heads, _head(config)
     wide.rms_norm_eps = config.rms_norm_eps * d / D  # the mean square of a vector with D - d zeros is d / D as large
-    wide.layer_types = None  # derived from the number of layers
     wide.dtype = dtype
     with torch.device(device):
         large = AutoModelForCausalLM.from_config(wide, dtype=dtype)  # random: what cannot matter stays as it is

@@ -80,6 +80,7 @@ def calls(data: Input, compiled: bool) -> dict[tuple[str, str], Call]:
 
 def vllm(data: Input) -> dict[str, Call]:
     """vLLM's rejection sampler of its second model runner, with the casts and controls that it runs before."""
+    importlib.import_module("vllm")
     if not any(isinstance(finder, _Missing) for finder in sys.meta_path):
         sys.meta_path.append(_Missing())
     sampler = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils").rejection_sample

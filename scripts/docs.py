@@ -1,9 +1,9 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
-Derived are docs/algorithms.md (from the registries), docs/performance.md (from the rows of the benchmarks), the tree of
-files in the README (from the modules' docstrings), the map in docs/index.md (from the pages' first lines), and the
-figures. `--capture` runs the README's command again and records what it printed; no check does that, because it needs
-the model and its timings are never the same twice.
+Derived are docs/algorithms.md (from the registries), docs/performance.md and the table of docs/audit.md (from the rows
+of the benchmarks), the tree of files in the README (from the modules' docstrings), the map in docs/index.md (from the
+pages' first lines), and the figures. `--capture` runs the README's command again and records what it printed; no check
+does that, because it needs the model and its timings are never the same twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
 from draftproof.verify import VERIFIERS
-from scripts import figure, figure_limits, performance
+from scripts import audit, figure, figure_limits, performance
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
@@ -77,6 +77,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     docs = root / "docs"
     yield docs / "algorithms.md", algorithms()
     yield docs / "performance.md", performance.page(root)
+    yield docs / "audit.md", filled(docs / "audit.md", "engines", audit.table(root))
     yield docs / "index.md", filled(docs / "index.md", "pages", contents(docs))
     yield root / "README.md", filled(root / "README.md", "tree", tree(root))
 

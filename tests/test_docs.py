@@ -150,6 +150,8 @@ def test_sampling_page_has_every_control_with_its_default() -> None:
 
 # What is derived
 
+TEXT = (".py", ".md", ".svg", ".json", ".jsonl")
+
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
@@ -162,7 +164,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def _all_but_text(folder: str, names: list[str]) -> list[str]:
-    return [n for n in names if (Path(folder) / n).is_file() and Path(n).suffix not in (".py", ".md", ".svg")]
+    return [n for n in names if (Path(folder) / n).is_file() and Path(n).suffix not in TEXT]
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -179,6 +181,10 @@ EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "a docstring changes": ("README.md", lambda root: edit(root / "src/draftproof/law.py", '"""A', '"""The a')),
     "a file is added": ("README.md", lambda root: (root / "src/draftproof/verify/new.py").write_text('"""New."""\n')),
+    "an audit is recorded anew": (
+        "docs/audit.md",
+        lambda root: edit(root / "benchmarks/results/audit.json", '"exact": true', '"exact": false'),
+    ),
     "a page is added": ("docs/index.md", lambda root: (root / "docs/new.md").write_text("# New\n\nA new page.\n")),
     "the table is lost": ("docs/algorithms.md", lambda root: (root / "docs/algorithms.md").unlink()),
     "the figure shows other numbers": (figure.PATH, lambda root: edit(root / figure.PATH, '"1/4"', '"1/5"')),

@@ -100,7 +100,7 @@ def generate(
     names = _names(draft, compare)
     words = sys.stdin.read() if prompt == "-" else prompt
     model = load(target, dtype=dtype)
-    drafts = [drafter(name, model) for name in names]
+    drafts = [one for name in names if (one := drafter(name, model)) is not None]
     writing = stream(model, words, draft=drafts, **settings)
     output = _finish(writing) if as_json else _show(writing)
     speeds = None
@@ -151,9 +151,12 @@ def limits(
         report.check_plot(plot)
     texts = list(PROMPTS) if prompts is None else read(prompts)
     model = load(target, dtype=dtype)
+    guesser = drafter(draft, model)
+    if guesser is None:
+        raise DraftproofError(f"--draft {draft} finds no drafter for {target!r}: name one, such as ngram")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("measuring", total=len(texts) * tokens * len(sizes[1]))
-        found = measure(model, drafter(draft, model), texts, settings, lambda: bar.advance(task))
+        found = measure(model, guesser, texts, settings, lambda: bar.advance(task))
     if plot is not None:
         report.plot(found, plot)
     if as_json:

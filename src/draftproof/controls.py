@@ -14,10 +14,12 @@ from array_api_compat import array_namespace
 from draftproof.law import Array, at, one_hot
 
 
-def softmax(scores: Array) -> Array:
-    """The law proportional to exp(scores)."""
+def softmax(scores: Array, temperature: float = 1.0, best: Array | None = None) -> Array:
+    """The law proportional to exp(scores / temperature); `best` [R, 1] are the largest scores, if they are known."""
     xp = array_namespace(scores)
-    weights = scores - xp.max(scores, axis=-1, keepdims=True)
+    weights = scores - (xp.max(scores, axis=-1, keepdims=True) if best is None else best)
+    if temperature != 1:
+        weights /= temperature
     weights = weights.exp_() if hasattr(weights, "exp_") else xp.exp(weights)  # torch: in place, no new memory
     weights /= xp.sum(weights, axis=-1, keepdims=True)  # more exact than torch's own softmax in float32
     return weights

@@ -5,6 +5,7 @@ Everything here runs unchanged on NumPy, on torch and on NumPy arrays of Fractio
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from array_api_compat import array_namespace
@@ -86,14 +87,19 @@ def sample(law: Array, u: Array) -> Array:
     float64 because a float32 sum over a large vocabulary would bend the tail.
     """
     xp = array_namespace(law)
-    if law.dtype not in (object, xp.float64):
-        law = xp.astype(law, xp.float64)
-    cumulated = xp.cumulative_sum(law, axis=-1)
+    cumulated = xp.cumulative_sum(law, axis=-1, dtype=law.dtype if law.dtype == object else xp.float64)
     total = cumulated[..., -1]
-    threshold = (u * total)[..., None]
-    token = xp.sum(xp.astype(cumulated <= threshold, xp.int64), axis=-1)
-    last = xp.sum(xp.astype(cumulated < total[..., None], xp.int64), axis=-1)  # u * total may round up to total
-    return xp.where(token < last, token, last)
+    threshold = u * total
+    if math.prod(law.shape[:-1]) == 1:  # a binary search; namespaces have it for one row only
+        ascending = xp.reshape(cumulated, (-1,))
+        token, last = (
+            xp.reshape(xp.searchsorted(ascending, xp.reshape(bound, (-1,)), side=side), total.shape)
+            for bound, side in ((threshold, "right"), (total, "left"))
+        )
+    else:
+        token = xp.sum(xp.astype(cumulated <= threshold[..., None], xp.int64), axis=-1)
+        last = xp.sum(xp.astype(cumulated < total[..., None], xp.int64), axis=-1)
+    return xp.where(token < last, token, last)  # u * total may round up to total
 
 
 def _device(like: Array) -> dict[str, Array]:

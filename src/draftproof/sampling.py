@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,13 +95,19 @@ class Sampling:
         if self.allowed is not None and not set(self.allowed) - set(self.banned):
             raise DraftproofError("no token is left: `allowed` is empty or all of it is banned")
 
-    @property
+    @cached_property
     def names_tokens(self) -> bool:
         """Whether a token's number matters: else a law over some of the tokens can be made from their scores alone."""
         masks = self.logit_bias or self.allowed is not None or len(self.banned)
         return bool(masks or self.reads_history)
 
-    @property
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut, so that a law is one softmax."""
+        cuts = any(getattr(self, name) != off for name, (_, off) in _TRUNCATIONS.items())
+        return not (cuts or callable(self.temperature) or self.temperature == 0)
+
+    @cached_property
     def reads_history(self) -> bool:
         """Whether a row's law depends on the tokens before it in other ways than through the model."""
         return bool(
@@ -148,7 +155,7 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
     """
     xp = array_namespace(logits)
     scores = logits if logits.dtype == xp.float64 else xp.astype(logits, xp.float32)
-    _check(scores, "the model returned", "check the model's weights and dtype")
+    best = _check(scores, "the model returned", "check the model's weights and dtype")
     if contexts is None:
         if sampling.reads_history:
             raise DraftproofError("these controls look at the text so far: pass `contexts`, one for each row of logits")
@@ -160,7 +167,9 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
     edited = _edit(scores, sampling, contexts)
     if edited is not scores:
         scores = edited
-        _check(scores, "bias, masks and processors left", "check `logit_bias`, the penalties and the processors")
+        best = _check(scores, "bias, masks and processors left", "check `logit_bias`, the penalties and the processors")
+    if sampling.is_whole:
+        return controls.softmax(scores, sampling.temperature, best)  # type: ignore[arg-type]
     scores = controls.temperature(scores, _value("temperature", sampling, scores, contexts))
     for name, (truncate, off) in _TRUNCATIONS.items():
         value = _value(name, sampling, scores, contexts)
@@ -223,14 +232,15 @@ def _value(name: str, sampling: Sampling, scores: Array, contexts: Sequence[Cont
     return value[:, None]
 
 
-def _check(scores: Array, who: str, remedy: str) -> None:
-    """Each row needs a finite best score and no NaN; a maximum shows both in one pass."""
+def _check(scores: Array, who: str, remedy: str) -> Array:
+    """Each row's best score [R, 1], which must be finite; a maximum shows that, and NaN, in one pass."""
     xp = array_namespace(scores)
-    best = xp.max(scores, axis=-1)
-    if not bool(xp.all(best < math.inf)):  # NaN compares false
+    best = xp.max(scores, axis=-1, keepdims=True)
+    if bool(xp.all(abs(best) < math.inf)):  # NaN compares false
+        return best
+    if not bool(xp.all(best < math.inf)):
         raise DraftproofError(f"{who} non-finite scores (NaN or +inf): {remedy}")
-    if not bool(xp.all(best > -math.inf)):
-        raise DraftproofError(f"{who} a row with no allowed token: loosen `allowed`, `banned` or the processors")
+    raise DraftproofError(f"{who} a row with no allowed token: loosen `allowed`, `banned` or the processors")
 
 
 def _dense(values: Mapping[int, float], size: int, name: str) -> Any:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import draftproof as dp
 from draftproof import cli, couple, verify
 from draftproof.draft import Tree
-from draftproof.engine.auto import MOST, PLAIN, Auto, assumed, name, trees_of
+from draftproof.engine.auto import MOST, PLAIN, Auto, assumed, hope, name, trees_of
 from draftproof.engine.batch import Batch
 from draftproof.engine.generate import choose_draw, choose_rule, choose_shape
 from draftproof.engine.laws import Member
@@ -105,6 +105,20 @@ def test_without_a_guess_a_probe_is_free_and_goes_on_until_there_is_one():
     speed, asked = drive(auto, 200, accept=lambda t, w: 0.5, call=cpu, level=0.0, guess=0.0)
     assert speed == pytest.approx(1, abs=0.02)
     assert asked[3:] == [1] * 197
+
+
+def test_a_trained_drafter_is_hoped_for_and_given_up_as_soon():
+    def mean(hoped, tokens, chance):
+        world = {"accept": lambda t, w: chance, "call": lambda size: 1 + 0.045 * (size - 1), "level": 0.14}
+        return np.mean([drive(Auto("chain", hope=hoped), tokens, seed=seed, **world)[0] for seed in range(16)])
+
+    trained = hope([tiny.model("llama", 1)])
+    assert hope([NGram(tiny.VOCABULARY)]) == Survival.START < 0.5 < trained
+    assert Auto("chain").tree == PLAIN
+    assert Auto("chain", hope=trained).tree == Tree.chain(4)
+    assert Auto("chain", Nominal(0.05, 0.13), hope=trained).tree.size > 3  # as long as pays, were it as hoped
+    assert mean(trained, 64, 0.7) > mean(Survival.START, 64, 0.7) + 0.03  # a short text is not spent on learning
+    assert mean(trained, 600, 0.02) > 0.985
 
 
 def test_other_widths_are_tried_and_kept_where_they_pay():

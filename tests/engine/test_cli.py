@@ -10,7 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from draftproof import cli
+from draftproof import cli, models
 from draftproof.verify import VERIFIERS
 from tests import tiny
 
@@ -50,6 +50,15 @@ def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, fold
     assert "guesses accepted" in err
     assert "seed 1" in err
     assert "tokens in" not in out
+
+
+def test_auto_may_find_no_drafter(draftproof, folder, monkeypatch):
+    monkeypatch.setattr(models, "_on_gpu", lambda target: True)
+    words = ("--target", folder, "--draft", "auto")
+    code, _, err = draftproof("generate", "abcabc", *words, "-n", "4", "--seed", "1")
+    assert (code, "4 tokens in 4 target calls" in err) == (0, True)
+    code, _, err = draftproof("limits", *words)
+    assert (code, err) == (2, f"error: --draft auto finds no drafter for {folder!r}: name one, such as ngram\n")
 
 
 def test_json_carries_text_and_trace(draftproof, folder):

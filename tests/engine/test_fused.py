@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 import draftproof as dp
 from draftproof import verify
+from draftproof.engine import fused
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_draw
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
+from draftproof.models.head import HeadModel
+from draftproof.models.static import StaticSession
+from draftproof.models.static_head import StaticHead
 from tests import tiny
+from tests.engine import test_head
 
 LENGTH = 40
 
@@ -89,15 +97,186 @@ def test_rows_come_and_go():
         assert request.tokens == alone.tokens
 
 
+def prefills(batch, monkeypatch):
+    """Rows and lengths of every call that reads prompts, as the sessions of a batch make them."""
+    made = []
+    for session in batch._sessions:
+
+        def spy(rows, ids, real=session.prefill):
+            made.append((rows.tolist(), ids.shape[1]))
+            real(rows, ids)
+
+        monkeypatch.setattr(session, "prefill", spy)
+    return made
+
+
 def test_samples_of_one_prompt_share_its_computation(monkeypatch):
     target = tiny.model()
     made = requests(target, [[65, 66, 67]] * 4, dp.Sampling(), length=10)
     batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 4, 40)
-    read = []
-    monkeypatch.setattr(
-        batch.target, "prefill", lambda row, tokens, real=batch.target.prefill: (read.append(row), real(row, tokens))
-    )
+    read = prefills(batch, monkeypatch)
     batch.add(made)
     finish(batch)
-    assert read == [0]
+    assert read == [([0], 2)] * 2  # target and drafter
     assert len({tuple(request.tokens) for request in made}) == 4
+
+
+PROMPTS = [[65, 66, 67], [70] * 9, [80], [65, 66, 67], list(range(90, 110))]
+
+
+def drafter(kind, target):
+    if kind == "head":
+        return HeadModel(target, test_head.network())
+    return None if kind == "none" else tiny.model(kind, 1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "head", "none"])
+def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
+    """The tokens are those of requests that were each alone."""
+    target = tiny.model("mistral" if kind == "mistral" else "llama")
+    draft, sampling = drafter(kind, target), dp.Sampling(temperature=0.9)
+    made = requests(target, PROMPTS, sampling, length=12)
+    batch = FusedBatch(target, draft, "block", 3, len(PROMPTS), 40)
+    read = prefills(batch, monkeypatch)
+    for request in made:
+        batch.add([request])
+    assert batch.room == 0
+    assert read == []
+    finish(batch)
+    assert read == [([4, 1, 0, 2], 19)] * len(batch._sessions)  # the fourth prompt is the first once more
+    for request in made:
+        alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
+        single = FusedBatch(target, draft, "block", 3, 1, 40)
+        single.add([alone])
+        finish(single)
+        assert request.tokens == alone.tokens
+
+
+def test_prompts_read_together_leave_what_they_leave_alone():
+    """Keys, values and hidden states, to float32 rounding; in rows that are no neighbours."""
+    target = tiny.model()
+    head, texts = HeadModel(target, test_head.network()), torch.tensor([[65, 66, 67, 0, 0], [70, 71, 72, 73, 74]])
+
+    def read(rows, texts):
+        session = StaticSession(target, 4, 8, taps=head.taps)
+        beside = StaticHead(head, session, 2)
+        for one in (session, beside):
+            one.prefill(torch.tensor(rows), texts)
+        return [*session.cache.buffers, *beside.cache.buffers]
+
+    for row, text, length in ((3, texts[:1, :3], 3), (1, texts[1:], 5)):
+        for both, alone in zip(read([3, 1], texts), read([row], text), strict=True):
+            torch.testing.assert_close(both[row, :, 1:length], alone[row, :, 1:length])
+            assert (both[row, :, 0] == 0).all()  # a head reads zeros there
+
+
+def test_a_queued_request_can_be_cancelled_and_its_row_taken(monkeypatch):
+    target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
+    first, second, third, late = requests(target, [[65, 66], [70, 71, 72], [80] * 5, [90, 91]], sampling, length=10)
+    batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 2, 40)
+    read = prefills(batch, monkeypatch)
+    batch.add([first])
+    batch.step()
+    batch.add([second])  # while a step is in flight
+    batch.cancel(second)
+    assert batch.room == 1
+    batch.step()
+    assert read == [([0], 1)] * 2
+    batch.add([third])
+    batch.step()
+    batch.cancel(first)
+    batch.add([late])
+    finish(batch)
+    assert (second.finish, second.tokens) == ("cancelled", [])
+    for request in (third, late):
+        alone = Request(target, request.prompt, sampling, sampling, 10, (), request.member, Trace())
+        single = FusedBatch(target, tiny.model("llama", 1), "block", 3, 1, 40)
+        single.add([alone])
+        finish(single)
+        assert request.tokens == alone.tokens
+    only = FusedBatch(target, None, "block", 0, 1, 40)
+    only.add([second])
+    only.cancel(second)
+    assert only.is_finished
+
+
+PENALTIES = {"repetition_penalty": 3.0, "frequency_penalty": 2.0}
+
+
+@pytest.mark.parametrize("before", [PENALTIES, {}], ids=["same", "other"])
+def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
+    """While a neighbour's text goes on, and whatever the penalties of the text before."""
+    target, sampling = tiny.model(), dp.Sampling(**PENALTIES)
+    short, long, last = requests(target, [[65, 66], [70, 71, 72], [80] * 5], sampling, length=9)
+    short.sampling, long.max_new_tokens = dp.Sampling(**before), 30
+    batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 2, 60)
+    for request in (short, long):
+        batch.add([request])
+    while not short.finish:
+        batch.step()
+    assert not long.finish
+    batch.add([last])
+    finish(batch)
+    for request in (long, last):
+        alone = Request(target, request.prompt, sampling, sampling, request.max_new_tokens, (), request.member, Trace())
+        single = FusedBatch(target, tiny.model("llama", 1), "block", 3, 1, 60)
+        single.add([alone])
+        finish(single)
+        assert request.tokens == alone.tokens
+
+
+def test_controls_are_set_only_where_they_change(monkeypatch):
+    target = tiny.model()
+    batch = FusedBatch(target, None, "block", 0, 4, 40)
+    calls = []
+    monkeypatch.setattr(batch, "_set_controls", lambda real=batch._set_controls: (calls.append(1), real()))
+    for sampling, expected in ((dp.Sampling(), 1), (dp.Sampling(), 1), (dp.Sampling(top_k=5), 2)):
+        for request in requests(target, [[65], [66, 67], [68]], sampling, length=3):
+            batch.add([request])
+        finish(batch)
+        assert len(calls) == expected
+
+
+def test_time_is_the_devices_or_the_hosts(monkeypatch):
+    """Reading prompts takes 100 on this clock, a step 10, and taking in what it said 1."""
+    clock = [0.0]
+
+    def takes(seconds, real):
+        def timed(*args):
+            clock[0] += seconds
+            return real(*args)
+
+        return timed
+
+    target = tiny.model()
+    made = requests(target, [[65, 66], [67]], dp.Sampling(), length=4)
+    batch = FusedBatch(target, None, "block", 0, 2, 40)
+    monkeypatch.setattr(fused, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(batch, "_body", takes(10, batch._body))
+    monkeypatch.setattr(batch.target, "prefill", takes(100, batch.target.prefill))
+    monkeypatch.setattr(made[0], "absorb", takes(1, made[0].absorb))
+    for request in made:
+        batch.add([request])
+    clock[0] += 1000  # the caller's own time is nobody's here
+    finish(batch)
+    # the last text is taken in after its last step was counted; one step is launched beyond it
+    assert made[0].trace.seconds == {"prompt": 100, "target": 50, "overhead": 3}
+
+
+def test_what_fits():
+    """On a GPU, plain sampling and chains; a coupling draws with noise of its own, with and without a drafter."""
+    target, draft = tiny.model(), tiny.model("llama", 1)
+    target.network = SimpleNamespace(device=torch.device("cuda"))
+    samplings = (dp.Sampling(), dp.Sampling())
+
+    def fits(drafts, rule, tree, samplings=samplings):
+        return fused.fits(target, drafts, rule, tree, samplings)
+
+    assert fits([draft], "block", dp.Tree.chain(5))
+    assert fits([], "match", dp.Tree.chain(0))
+    assert not fits([], "gumbel", dp.Tree.chain(0))
+    assert not fits([draft], "gumbel", dp.Tree.chain(5))
+    assert not fits([draft], "block", dp.Tree.star(2))
+    assert not fits([], "block", dp.Tree.chain(0), (dp.Sampling(typical_p=0.9),) * 2)
+    target.network = SimpleNamespace(device=torch.device("cpu"))
+    assert not fits([draft], "block", dp.Tree.chain(5))

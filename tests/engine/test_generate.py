@@ -123,17 +123,25 @@ def test_expected_acceptance_is_the_mean_of_the_accepted():
 
 def test_no_uniform_is_used_twice(monkeypatch):
     seen: Counter[tuple[int, ...]] = Counter()
-    draw = naming.uniforms
+    draw, draw_one = naming.uniforms, naming.uniform
 
     def record(seed, request, step, lane, count):
         for name in zip(seed.tolist(), request.tolist(), step.tolist(), strict=True):
             seen.update((*name, int(lane), index) for index in range(count))
         return draw(seed, request, step, lane, count)
 
+    def record_one(*name):
+        seen.update([name])
+        return draw_one(*name)
+
     monkeypatch.setattr(naming, "uniforms", record)
-    dp.generate(table(1), [0], n=3, draft=table(2), tree=dp.Tree.chain(3), max_new_tokens=20, seed=1)
-    assert len(seen) > 100
-    assert set(seen.values()) == {1}
+    monkeypatch.setattr(naming, "uniform", record_one)
+    for few in (0, 8, 1000):
+        seen.clear()
+        monkeypatch.setattr(naming, "FEW", few)
+        dp.generate(table(1), [0], n=3, draft=table(2), tree=dp.Tree.chain(3), max_new_tokens=20, seed=1)
+        assert len(seen) > 100
+        assert set(seen.values()) == {1}
 
 
 def test_same_seed_same_text_and_other_seed_other_text():

@@ -11,6 +11,7 @@ import torch
 
 import draftproof as dp
 from draftproof import DraftproofError, Tree, verify
+from draftproof.draws import DRAWS
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_draw
@@ -140,9 +141,28 @@ def test_a_law_over_the_tokens_it_can_guess_is_the_law():
         made = propose([row], opened[0][1], tree, guess)
         logits = opened[1][1][0].extend(tree, made.tokens, range(3))
         expected = dp.sampling.law(logits[0], sampling)
-        torch.testing.assert_close(made.laws[0][0, :3], expected, atol=1e-6, rtol=0)
-        assert made.laws[0].shape[-1] == tiny.VOCABULARY
-        assert (made.laws[0][0, :3].sum(-1) - 1).abs().max() < 1e-5
+        law = torch.as_tensor(made.laws[0])
+        torch.testing.assert_close(law[0, :3], expected, atol=1e-6, rtol=0)
+        assert law.shape[-1] == tiny.VOCABULARY
+        assert (law[0, :3].sum(-1) - 1).abs().max() < 1e-5
+
+
+def test_guesses_drawn_from_a_law_over_some_tokens_are_those_drawn_from_the_law():
+    """They are drawn among the tokens the head knows and named afterwards; a bias of nothing makes it look at all."""
+    model = head()
+    sampling = dp.Sampling(temperature=0.9)
+    for tree, draw in ((Tree.chain(3), "iid"), (Tree.of(3, 2), "distinct"), (Tree.of(3, 1), "plan")):
+        found = []
+        for drafting in (sampling, dp.Sampling(temperature=0.9, logit_bias={0: 0.0})):
+            target, drafters = sessions(model.target, [model], 1, 40)
+            for one in (target, *drafters):
+                one.join(0, [1, 2, 3])
+            row = Row((1, 2, 3), (), sampling, drafting, (Member(1, 0),), 0, 3)
+            found.append(propose([row], drafters, tree, by_draw([row], tree, DRAWS[draw])))
+        some, all_of_them = found
+        assert some.tokens.tolist() == all_of_them.tokens.tolist()
+        laws = [torch.as_tensor(one.laws[0]) for one in found]
+        torch.testing.assert_close(*laws, atol=1e-6, rtol=0)
 
 
 def test_a_text_of_one_token_can_be_drafted_for():

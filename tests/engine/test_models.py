@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 import draftproof as dp
@@ -216,3 +218,20 @@ def test_drafters_by_name(folder):
     target = dp.load(str(folder))
     assert models.drafter("ngram", target).vocabulary == target.vocabulary
     assert models.drafter(str(folder), target).name == str(folder)
+
+
+def test_on_a_gpu_auto_means_a_head_or_no_drafter():
+    """Guesses from the text itself pay on a CPU alone; asked for by name they are there."""
+    target = SimpleNamespace(name="other", vocabulary=9, network=SimpleNamespace(device=torch.device("cuda")))
+    assert models.drafter("auto", target) is None
+    assert models.drafter("ngram", target).name == "ngram"
+    assert models.drafter("auto|ngram", target).name == "ngram"
+    assert models.drafter("auto|ngram|cache", target).name == "ngram|cache"
+
+
+def test_that_auto_found_no_drafter_is_said(monkeypatch):
+    monkeypatch.setattr(models, "_on_gpu", lambda target: True)
+    out = dp.generate(tiny.model(), "hello", draft="auto", max_new_tokens=8, seed=1)
+    assert out.tokens == dp.generate(tiny.model(), "hello", draft=None, max_new_tokens=8, seed=1).tokens
+    assert out.trace.drafter == "none"
+    assert "no drafter: plain sampling, a target call for every token" in out.trace.summary()

@@ -86,6 +86,20 @@ def test_it_generates_what_the_small_one_does():
     assert texts[0] == texts[1]
 
 
+def test_transformers_writes_the_same_with_a_cache_of_fixed_size():
+    """It is a peer of the benchmarks; kinds of layers, which Llama has not, would make it prepare other masks."""
+    network = tiny.network("llama")
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    texts = [
+        one.generate(torch.tensor([IDS]), **settings, **how).tolist()
+        for one, how in (
+            (network, {}),
+            (inflate(network, Shape(64, 3, 64, 8, 2)), {"cache_implementation": "static"}),
+        )
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(dp.DraftproofError, match="unknown shape '9b': use 360m, 8b, 14b"):
         shape("9b")

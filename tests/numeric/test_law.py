@@ -48,6 +48,18 @@ def test_sample_returns_the_interval_that_holds_u(weights: list[float], u: float
     assert u * total < cumulated[token] or cumulated[token] == total
 
 
+@pytest.mark.parametrize("backend", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_a_row_alone_gives_the_token_it_gives_in_company(backend: type) -> None:
+    """One row is searched, several are counted through."""
+    rng = np.random.default_rng(0)
+    laws = rng.random((40, 300)).astype(np.float32) * (rng.random((40, 300)) < 0.3)
+    u = rng.random(40)
+    u[:3] = 0.0, ALMOST_ONE, 0.5
+    together = law.sample(backend(laws), backend(u))
+    alone = [int(law.sample(backend(laws[i : i + 1]), backend(u[i : i + 1]))[0]) for i in range(40)]
+    assert alone == together.tolist()
+
+
 def test_sample_is_exact_on_a_grid() -> None:
     """D uniforms on a law of parts 1/D give every token as often as its probability says: no boundary is off."""
     for seed in range(20):

@@ -25,6 +25,8 @@ WIDTHS = (1, 2, 4, 8)
 MOST = 33  # nodes of a tree
 PLAIN = Tree.chain(0)
 MARGIN = 0.02  # guessing must gain that much, or it is not worth the risk
+FIRST = 4  # guesses of the first step, while it reads the prompt, if there is hope
+PATIENCE = 4  # steps that must speak against it
 PROBE = 2  # steps with guesses that decide whether it pays
 PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
 BUDGET = 0.015  # share of all time that probes may lose
@@ -43,11 +45,19 @@ class Auto:
 
     size = MOST  # what a session must have room for
 
-    def __init__(self, trees: str, costs: Costs | None = None, tempers: bool = False) -> None:
-        """`trees`: what the rule accepts, as a Verifier says it; `tempers`: tune the draft's temperature as well."""
+    def __init__(
+        self, trees: str, costs: Costs | None = None, tempers: bool = False, hope: float = Survival.START
+    ) -> None:
+        """`trees`: what the rule accepts, as a Verifier says it; `tempers`: tune the draft's temperature as well.
+
+        hope      chance of a first guess before any was seen; above one half guessing begins at once
+        """
         self.trees = trees
-        self.costs: Costs = costs or Clock()
-        self.seen = {width: Survival() for width in ((1,) if trees == "chain" else WIDTHS)}
+        hopeful = hope > 0.5
+        self.costs: Costs = costs or Clock(1 if hopeful else 3)
+        self.seen = {width: Survival(hope) for width in ((1,) if trees == "chain" else WIDTHS)}
+        if hopeful:
+            self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = Temper() if tempers else None
         self.rows = 1
         self._probing = PROBE  # steps with guesses still to be made, whether they pay or not
@@ -57,7 +67,7 @@ class Auto:
         self._lost = self._spent = 0.0  # seconds: by guessing, against plain sampling; in all
         self._since = 0  # steps since plain sampling was measured
         self._choice: Choice | None = None
-        self.tree = self._next()
+        self.tree = self._next() if self.costs.known or not hopeful else Tree.chain(FIRST)
 
     def cut(self, depth: int) -> Tree:
         """The tree of the next step, as far as guesses are of use."""
@@ -127,7 +137,7 @@ class Auto:
     def _next(self) -> Tree:
         """The shape of the next step."""
         if not self.costs.known:
-            return PLAIN  # the first step reads the prompt, the second tells what a plain one takes
+            return PLAIN  # the first step reads the prompt, those after it tell what a plain one takes
         if self._probing:
             return self._best(self._width, least=1).tree
         if self._wait:
@@ -222,12 +232,18 @@ def trees_of(rule: object) -> str:
     return "chain" if isinstance(rule, Lossy) else str(getattr(rule, "trees", "any"))
 
 
+def hope(drafts: Sequence[Any]) -> float:
+    """Chance of a first guess, before any was seen: a trained drafter nearly always pays."""
+    return 0.65 if any(hasattr(one, "network") for one in drafts) else Survival.START
+
+
 def assumed(target: Model, drafts: Sequence[Model]) -> Nominal:
     """Costs from what the models are: their sizes, and whether a GPU reads more tokens for nothing."""
     network = getattr(target, "network", None)
     on_gpu = network is not None and network.device.type == "cuda"
     size = _size(target)
-    return Nominal(0.01 if on_gpu else 0.1, max([0.002, *(_size(one) / size for one in drafts)]) if size else 0.1)
+    more = 0.01 if on_gpu else 0.05 if hasattr(network, "blocks") else 0.1  # ours is the leaner network
+    return Nominal(more, max([0.002, *(_size(one) / size for one in drafts)]) if size else 0.1)
 
 
 def _size(model: Any) -> int:

@@ -119,8 +119,10 @@ class Batch:
         draft = outcome.draft
         if draft.q.shape[-1] == 0 or draft.tree.size == 1 or any(one.speaks != "logits" for one in self.drafters):
             return None
-        p, q = (np.asarray(law[list(rows), 0].tolist()) for law in (draft.p, draft.q))
-        return p, q
+        p, q = (law[list(rows), 0] for law in (draft.p, draft.q))
+        if hasattr(p, "cpu"):
+            p, q = p.cpu(), q.cpu()
+        return np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
 
     @property
     def added(self) -> dict[str, int]:

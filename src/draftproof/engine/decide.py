@@ -73,7 +73,7 @@ class Race:
             entries = np.stack([self._at(row.members[0], len(row.output) + depth) for row in rows])
             return self.coupling.draft(q, beside(entries, q[:, None]), len(children))
 
-        return guess
+        return Guesser(guess, by_name=True)
 
     def decide(self, rows: Sequence[Row], draft: Draft) -> list[Decision]:
         """Each member walks the tree: emit, and go on where a guess is equal."""

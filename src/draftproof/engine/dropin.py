@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from draftproof.draft import Tree
-from draftproof.engine.auto import Auto, assumed
+from draftproof.engine.auto import Auto, assumed, hope
 from draftproof.engine.generate import choose_draw, choose_rule, choose_shape, open_batch
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
@@ -82,7 +82,7 @@ def custom_generate(
                 (),
                 Member(seed, r),
                 Trace(rule.name, name),
-                Auto("chain", assumed(target, drafts)) if paced else None,
+                Auto("chain", assumed(target, drafts), hope=hope(drafts)) if paced else None,
             )
             for r, prompt in enumerate(prompts)
         ]

@@ -8,12 +8,13 @@ its tokens are those of the general engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from draftproof import kernels
+from draftproof.couple import COUPLINGS
 from draftproof.draft import Tree
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
@@ -24,11 +25,14 @@ from draftproof.kernels.types import Fault, unsupported
 from draftproof.models.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
-from draftproof.models.static import StaticSession
+from draftproof.models.static import StaticSession, groups
 from draftproof.models.static_head import StaticHead
 from draftproof.sampling import Context, Sampling
 
 RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
+# Where the host's time goes: starting to read prompts, waiting for the device, and everything else. The device draws,
+# calls the target and verifies in one piece, while the host does what the two others say.
+PHASES = ("prompt", "target", "overhead")
 
 
 def fits(
@@ -40,7 +44,7 @@ def fits(
         and target.network.device.type == "cuda"
         and len(drafts) <= 1
         and all(isinstance(draft, HFModel) or _is_head(draft, target) for draft in drafts)
-        and (rule in RULES or not drafts)
+        and (rule in RULES or not (drafts or rule in COUPLINGS))  # a coupling draws with noise of its own
         and isinstance(shape, Tree)
         and shape.is_chain
         and samplings[0] == samplings[1]
@@ -93,32 +97,19 @@ class FusedBatch:
         self.samplings = [Sampling()] * size
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made: tuple[torch.Tensor, ...] = ()
+        self._new: dict[int, Request] = {}  # by row: those whose prompts are still to be read
         self._waiting: list[_Reading] = []
         self._said: list[tuple[Request, list[Piece]]] = []  # read before its turn
+        self._spent = dict.fromkeys(PHASES, 0.0)  # seconds since the last reading
+        self._mark = 0.0
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Requests with one prompt: it is read once and copied."""
-        while self._waiting:  # the penalties of all rows are counted anew: every token must be there
-            self._said += self._read(self._waiting.pop(0))
+        """Requests with one prompt; prompts of all that have come are read before the next step, together."""
         if len(requests) > self.room:
             raise DraftproofError(f"the batch has room for {self.room} more texts, not {len(requests)}: step first")
         rows = [row for row, request in enumerate(self.requests) if request is None][: len(requests)]
-        prompt = requests[0].prompt
-        for session in (self.target, self.drafter):
-            if session is not None:
-                session.prefill(rows[0], prompt[:-1])
-                for row in rows[1:]:
-                    session.copy(rows[0], row, len(prompt) - 1)
-        index = torch.tensor(rows, device=self.device)
-        self.state.base[index] = len(prompt) - 1
-        self.state.text[index, 1 : len(prompt) + 1] = torch.tensor(prompt, device=self.device)
-        self.state.step[index] = 0
-        self.state.active[index] = 1
         for row, request in zip(rows, requests, strict=True):
-            self.requests[row] = request
-            self.seed[row], self.request[row] = request.member
-            self.samplings[row] = request.sampling
-        self._set_controls()
+            self.requests[row] = self._new[row] = request
 
     @property
     def room(self) -> int:
@@ -136,20 +127,80 @@ class FusedBatch:
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """Launch a step, and hand out what the one before it said."""
+        self._mark = time.perf_counter()
+        if self._new:
+            self._join()
+            self._lap("prompt")
         if any(self.requests):
             self._waiting.append(self._launch())
         said, self._said = self._said, []
         # one step stays in flight, so that the device never waits for the host
         if len(self._waiting) > 1 or (self._waiting and not any(self.requests)):
             said += self._read(self._waiting.pop(0))
+        self._lap("overhead")
         return said
+
+    @torch.no_grad()
+    def _join(self) -> None:
+        """Read the prompts of the new rows, each prompt once, and set what the step reads beside them."""
+        requests, self._new = self._new, {}
+        texts: dict[Sequence[int], list[int]] = {}
+        for row, request in requests.items():
+            texts.setdefault(request.prompt, []).append(row)
+        for some in groups(texts):
+            width = len(some[0])
+            first = self._send([texts[text][0] for text in some])
+            self.state.text[first, 1 : width + 1] = self._send([[*text, *[0] * (width - len(text))] for text in some])
+            for session in self._sessions:
+                session.prefill(first, self.state.text[first, 1:width])  # a step reads the last token
+        for text, (source, *others) in texts.items():
+            if others:
+                targets = self._send(others)
+                self.state.text[targets] = self.state.text[source].clone()
+                for session in self._sessions:
+                    session.copy(source, targets, len(text) - 1)
+        index = self._send(list(requests))
+        facts = self._send([(len(one.prompt) - 1, 0, 1, *one.member) for one in requests.values()])
+        for kept, new in zip((*self.state[1:], self.seed, self.request), facts.unbind(1), strict=True):
+            kept[index] = new
+        self._control(requests, index)
+
+    @property
+    def _sessions(self) -> list[StaticSession | StaticHead]:
+        return [self.target] if self.drafter is None else [self.target, self.drafter]
+
+    def _send(self, values: Sequence[Any]) -> torch.Tensor:
+        """Whole numbers for the device; the host does not wait until they are there."""
+        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+    def _lap(self, phase: str) -> None:
+        """Whose the time since the last call was."""
+        now = time.perf_counter()
+        self._spent[phase] += now - self._mark
+        self._mark = now
+
+    def _control(self, requests: Mapping[int, Request], index: torch.Tensor) -> None:
+        """Controls of new rows: nothing to do where they are those of the rows' last texts, but to count anew."""
+        asked = [requests[row].sampling if row in requests else old for row, old in enumerate(self.samplings)]
+        if self.controls is None or asked != self.samplings:
+            self.samplings = asked
+            self._set_controls()
+        elif self.controls.seen is not None and self.controls.made is not None:
+            ids = self.state.text[index, 1:]
+            known = torch.arange(ids.shape[1], device=self.device) <= self.state.base[index, None]
+            counts = torch.zeros(len(index), self.vocabulary, dtype=self.controls.seen.dtype, device=self.device)
+            self.controls.seen[index] = counts.scatter_add_(1, ids, known.to(counts.dtype))
+            self.controls.made[index] = 0
 
     def _set_controls(self) -> None:
         """Controls of all rows; the graph is captured anew only if what it reads has moved or changed in kind."""
-        contexts = [
-            Context(request.prompt, tuple(request.tokens)) if request else Context((), ()) for request in self.requests
-        ]
-        fresh = Controls.of(self.samplings, self.length + 1, self.vocabulary, self.device, contexts)
+        contexts = None
+        if any(sampling.reads_history for sampling in self.samplings):
+            while self._waiting:  # penalties are counted anew: every token must be there
+                self._said += self._read(self._waiting.pop(0))
+            texts = [(one.prompt, tuple(one.tokens)) if one else ((), ()) for one in self.requests]
+            contexts = [Context(*text) for text in texts]
+        fresh = Controls.of(self.samplings, self.length + 1, self.vocabulary, "cpu", contexts)
         old = self.controls
         same = old is not None and all(
             (a.shape == b.shape if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b)
@@ -158,9 +209,10 @@ class FusedBatch:
         if old is not None and same:
             for kept, new in zip(old, fresh, strict=True):
                 if isinstance(kept, torch.Tensor) and isinstance(new, torch.Tensor):
-                    kept.copy_(new)
+                    kept.copy_(new, non_blocking=True)
         else:
-            self.controls, self._graph = fresh, None
+            there = (part.to(self.device) if isinstance(part, torch.Tensor) else part for part in fresh)
+            self.controls, self._graph = Controls._make(there), None
 
     def _body(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """One step on the device: emitted tokens [B, K + 1], accepted [B], faults [B]."""
@@ -203,10 +255,11 @@ class FusedBatch:
                 counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
 
     def _launch(self) -> _Reading:
-        start = time.perf_counter()
         if self.device.type != "cuda":
             with torch.no_grad():
-                return _Reading(list(self.requests), self._body(), None, start)
+                made = self._body()
+            self._lap("target")
+            return _Reading(list(self.requests), made, None)
         if self._graph is None:
             self._capture()
         assert self._graph is not None
@@ -214,7 +267,7 @@ class FusedBatch:
         host = tuple(made.to("cpu", non_blocking=True) for made in self._made)
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
-        return _Reading(list(self.requests), host, done, start)
+        return _Reading(list(self.requests), host, done)
 
     @torch.no_grad()
     def _capture(self) -> None:
@@ -238,8 +291,10 @@ class FusedBatch:
     def _read(self, reading: _Reading) -> list[tuple[Request, list[Piece]]]:
         """What a finished step said; rows that have ended meanwhile are freed."""
         if reading.done is not None:
+            self._lap("overhead")
             reading.done.synchronize()
-        seconds = {"target": time.perf_counter() - reading.start}
+            self._lap("target")
+        seconds, self._spent = self._spent, dict.fromkeys(PHASES, 0.0)
         tokens, accepted, fault = (made.tolist() for made in reading.made)
         said = []
         for row, request in enumerate(reading.requests):
@@ -257,6 +312,7 @@ class FusedBatch:
     def _free(self, row: int) -> None:
         self.requests[row] = None
         self.state.active[row] = 0
+        self._new.pop(row, None)
 
 
 class _Reading(NamedTuple):
@@ -265,4 +321,3 @@ class _Reading(NamedTuple):
     requests: list[Request | None]
     made: tuple[torch.Tensor, ...]
     done: Any  # a CUDA event, or None
-    start: float

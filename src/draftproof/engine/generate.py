@@ -14,7 +14,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.auto import Auto, assumed, trees_of
+from draftproof.engine.auto import Auto, assumed, hope, trees_of
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.laws import Member
@@ -126,7 +126,8 @@ def prepare(
     if not sampling.end_tokens:
         sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
     named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
-    drafts: list[Model] = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
+    found = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
+    drafts: list[Model] = [one for one in found if one is not None]
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
     tempers = draft_sampling is None and not isinstance(rule, Lossy) and _has_temperature(sampling)
@@ -150,7 +151,9 @@ def prepare(
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
             Trace(rule.name, guessers, notice),
-            Auto("chain", assumed(target, drafts), tempers) if paced and isinstance(batch, Batch) else None,
+            Auto("chain", assumed(target, drafts), tempers, hope(drafts))
+            if paced and isinstance(batch, Batch)
+            else None,
         )
         for request in range(n)
     ]
@@ -206,7 +209,7 @@ def choose_shape(
         return Tree.chain(LONGEST), True
     if seeded and tree is None and not isinstance(rule, Coupling):
         return Tree.chain(5), False
-    return Auto(trees, tempers=tempers), False
+    return Auto(trees, tempers=tempers, hope=hope(drafts)), False
 
 
 def _has_temperature(sampling: Sampling) -> bool:

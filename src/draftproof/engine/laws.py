@@ -10,8 +10,10 @@ from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
 from draftproof.law import Array
-from draftproof.noise import Lane, uniforms
+from draftproof.noise import Lane, uniform, uniforms
 from draftproof.sampling import Context, Sampling, law
+
+FEW = 32  # numbers that are made one by one
 
 
 class Member(NamedTuple):
@@ -41,6 +43,7 @@ def laws(
     logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarray, nodes: range, samplings: Sequence[Sampling]
 ) -> Array:
     """[B, len(nodes), V]: each node's logits made a law with the node's own path as history."""
+    logits = light(logits, samplings)
     xp = array_namespace(logits)
     alike: list[list[int]] = []  # rows that are sampled the same way go through in one call
     for b, sampling in enumerate(samplings):
@@ -64,6 +67,18 @@ def laws(
     return xp.concat(made, axis=0)[place.tolist()]
 
 
+def light(logits: Array, samplings: Sequence[Sampling]) -> Array:
+    """On the CPU the same memory as a NumPy array: rules are many small operations, which NumPy starts much sooner.
+
+    Processors are made for torch.
+    """
+    if str(getattr(logits, "device", "")) != "cpu" or not hasattr(logits, "numpy"):
+        return logits
+    if any(sampling.processors for sampling in samplings) or "bfloat16" in str(logits.dtype):
+        return logits
+    return logits.numpy()
+
+
 def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
     """What a node looks back on; a guess that was not drawn is no token (and its row is never used)."""
     return Context(row.prompt, row.output + tuple(int(tokens[n]) for n in path if tokens[n] >= 0))
@@ -71,6 +86,8 @@ def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
 
 def noise(names: Sequence[tuple[Member, int]], lane: Lane, count: int) -> np.ndarray:
     """[B, count] uniforms named by each sample's seed and request and by its step."""
+    if len(names) * count <= FEW:
+        return np.array([[uniform(*member, step, lane, i) for i in range(count)] for member, step in names])
     seed, request, step = np.array([(*member, step) for member, step in names], dtype=np.int64).T
     return np.asarray(uniforms(seed, request, step, lane, count))
 
@@ -79,7 +96,11 @@ def beside(array: Array, like: Array) -> Array:
     """An array of any kind in the namespace, device and (for laws) precision of `like`."""
     xp = array_namespace(like)
     array = xp.asarray(array, device=like.device)
-    return xp.astype(array, like.dtype) if array.ndim == 3 and xp.isdtype(array.dtype, "real floating") else array
+    return (
+        xp.astype(array, like.dtype, copy=False)
+        if array.ndim == 3 and xp.isdtype(array.dtype, "real floating")
+        else array
+    )
 
 
 def numbers(array: Array) -> Any:

@@ -45,7 +45,9 @@ class Costs(Protocol):
 class Clock:
     """Measured times: medians of the last few, which a hiccup does not move, and lines between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int = 3) -> None:
+        """`enough`: times of one size of call, to go by them."""
+        self._enough = enough
         self._calls: dict[int, deque[float]] = {}
         self._levels: deque[float] = deque(maxlen=RECENT)
         self._sizes: list[int] = []
@@ -63,7 +65,7 @@ class Clock:
 
     @property
     def known(self) -> bool:
-        return any(len(times) >= 3 for times in self._calls.values())
+        return any(len(times) >= self._enough for times in self._calls.values())
 
     @property
     def level(self) -> float:
@@ -108,18 +110,20 @@ class Survival:
     """How far guesses get, what is older counting less.
 
     P(accepted >= i) is a product of ratios, P(>= i) / P(>= i - 1). A ratio that was hardly seen is taken to be that of
-    the position before it, the first one to be START.
+    the position before it, the first one to be `start`.
     """
 
     START, DOUBT = 0.4, 0.5
 
-    def __init__(self) -> None:
+    def __init__(self, start: float = START, doubt: float = DOUBT, longest: int = 0) -> None:
+        """`doubt`: how many steps an expectation counts for; as steps are seen it comes down to DOUBT."""
+        self._start, self._doubt = start, doubt
         self._reached = np.zeros(LONGEST)  # sums of P(accepted >= i) over steps that could tell
         self._before = np.zeros(LONGEST)  # sums of P(accepted >= i - 1) over the same steps
         self._sent = np.zeros(LONGEST)  # how often a call went that deep
         self._asked = np.zeros(LONGEST)  # how often it could have
         self._guessed = self._steps = 1.0
-        self.longest = 0  # that was asked for where there was a guess
+        self.longest = longest  # that was asked for where there was a guess
         self.seen = 0  # steps with a guess
 
     def add(self, asked: int, sent: int, rows: Sequence[Sequence[float]]) -> None:
@@ -128,6 +132,7 @@ class Survival:
         if not sent:
             return
         self.seen += 1
+        self._doubt = max(0.85 * self._doubt, self.DOUBT)
         self.longest = max(self.longest, asked)
         self._scale(FADE)
         mean = np.zeros(asked + 1)
@@ -156,9 +161,9 @@ class Survival:
     @property
     def reached(self) -> list[float]:
         """P(accepted >= 1, 2, ...) where there is a guess."""
-        ratio, chance, found = self.START, 1.0, []
+        ratio, chance, found = self._start, 1.0, []
         for hit, base in zip(self._reached.tolist(), self._before.tolist(), strict=True):
-            ratio = min((hit + self.DOUBT * ratio) / (base + self.DOUBT), 1.0)
+            ratio = min((hit + self._doubt * ratio) / (base + self._doubt), 1.0)
             chance *= ratio
             found.append(chance)
         return found
@@ -197,6 +202,8 @@ class Temper:
         if not curious or not drawn.any():
             return
         p, q = p[drawn][:4], q[drawn][:4]
+        likely = (q > 1e-6).any(axis=0)  # the others, nearly all, hardly count and are dear to raise to a power
+        p, q = p[:, likely], q[:, likely]
         laws = [tempered(q, factor / self.factor) for factor in FACTORS]
         self._overlap = self._overlap * 0.8 + [overlap(p, law).mean() for law in laws]
         self._weight = self._weight * 0.8 + 1

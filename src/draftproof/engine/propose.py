@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
 from draftproof.draws import Draw
-from draftproof.engine.laws import Row, beside, laws, noise, numbers
+from draftproof.engine.laws import Row, beside, laws, light, noise, numbers
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.session import Session
 from draftproof.noise import Lane
 
-# (law [B, V] after a node, the node's children, its depth) -> their tokens [B, K]
-Guesser = Callable[[Array, list[int], int], Array]
+
+class Guesser(NamedTuple):
+    """How guesses come from laws."""
+
+    pick: Callable[[Array, list[int], int], Array]  # law [B, V] after a node, its children, its depth -> tokens [B, K]
+    by_name: bool  # whether it must know which tokens these are; else a law over some of them, in order, will do
 
 
 def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     """Guesses drawn with the first member's own uniforms, one for each node."""
     u = noise([(row.members[0], row.step) for row in rows], Lane.DRAFT, tree.size)
-    return lambda q, children, depth: draw.sample(q, beside(u[:, children], q))
+    return Guesser(lambda q, children, depth: draw.sample(q, beside(u[:, children], q)), by_name=False)
 
 
 class Proposal(NamedTuple):
@@ -44,11 +48,15 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
     tokens = _roots(rows, tree)
     levels: list[list[Array]] = []
     failure = None
+    some = [None if guess.by_name else _names(drafter, rows) for drafter in drafters]
     for depth, level in enumerate(tree.levels[:-1] if drafters else ()):
         if not (tokens[:, level.start : level.stop] >= 0).any():
             break
         try:
-            laws = [_draft_laws(rows, drafter, tree, tokens, level) for drafter in drafters]
+            laws = [
+                _draft_laws(rows, drafter, tree, tokens, level, names is not None)
+                for drafter, names in zip(drafters, some, strict=True)
+            ]
         except Exception as error:  # a drafter is a guest: whatever it raises, the text goes on
             failure = _reason(error)
             break
@@ -57,12 +65,19 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
             for k, q in enumerate(laws):
                 mine = children[k :: len(laws)]
                 if mine:
-                    tokens[:, mine] = numbers(guess(q[:, i], mine, depth))
+                    drawn = np.asarray(numbers(guess.pick(q[:, i], mine, depth)))
+                    names = some[k]
+                    tokens[:, mine] = drawn if names is None else np.where(drawn < 0, -1, names[drawn])
                 else:
                     q[:, i] = 0
         levels.append(laws)
-    tree = tree.cut(max(tree.depth[node] for node in range(tree.size) if (tokens[:, node] >= 0).any()))
-    return Proposal(tree, tokens[:, : tree.size], [_stack(one, tree) for one in zip(*levels, strict=True)], failure)
+    depths = (depth for depth, guesses in zip(tree.depth, tokens.T, strict=True) if (guesses >= 0).any())
+    tree = tree.cut(max(depths))
+    made = [_stack(one, tree) for one in zip(*levels, strict=True)]  # none if the first call failed
+    for k, q in enumerate(made):
+        if some[k] is not None:
+            made[k] = cast(Any, drafters[k]).widen(q)
+    return Proposal(tree, tokens[:, : tree.size], made, failure)
 
 
 def certain(drafters: Sequence[Session], tree: Tree) -> bool:
@@ -108,32 +123,35 @@ def own_laws(tree: Tree, laws: Sequence[Array]) -> Array:
     return xp.stack([laws[rank[n] % len(laws)][:, parents[n]] for n in range(tree.size)], axis=1)
 
 
-def _draft_laws(rows: Sequence[Row], drafter: Any, tree: Tree, tokens: np.ndarray, level: range) -> Array:
+def _names(drafter: Any, rows: Sequence[Row]) -> np.ndarray | None:
+    """[D] the tokens that the drafter can guess, ascending, where laws over them alone are enough; else None."""
+    if not hasattr(drafter, "names") or any(row.draft_sampling.names_tokens for row in rows):
+        return None
+    return np.asarray(drafter.names)
+
+
+def _draft_laws(rows: Sequence[Row], drafter: Any, tree: Tree, tokens: np.ndarray, level: range, narrow: bool) -> Array:
     """Laws of the drafter after each node of a level, checked; zero where nothing is to be drawn."""
     samplings = [row.draft_sampling for row in rows]
-    narrow = hasattr(drafter, "narrow") and not any(sampling.names_tokens for sampling in samplings)
     said = drafter.narrow(tree, tokens, level) if narrow else drafter.extend(tree, tokens, level)
+    q = said = light(said, samplings)
     xp = array_namespace(said)
-    q = said
-    if drafter.speaks == "logits":
+    if drafter.speaks == "logits":  # made a law here, so it is one
         silent = xp.max(said, axis=-1, keepdims=True) == -float("inf")  # nothing to guess here
         quiet = bool(xp.any(silent))
         q = laws(xp.where(silent, 0.0, said) if quiet else said, rows, tree, tokens, level, samplings)
         q = xp.where(silent, q * 0, q) if quiet else q
-    total = xp.sum(q, axis=-1)
-    sound = (abs(total - 1) < 1e-3) | (total == 0)
-    if not bool(xp.all(sound)) or not (drafter.speaks == "logits" or bool(xp.all(q >= 0))):
-        raise DraftproofError("the drafter's law does not sum to one")
-    drawn = np.stack([(tokens[:, list(tree.path(node))] >= 0).all(axis=1) for node in level], axis=1)
-    wanted = drawn & np.array([[tree.depth[node] < row.depth for node in level] for row in rows])
-    if not wanted.all():
-        q = xp.where(beside(wanted[..., None], q), q, q * 0)
-    return drafter.widen(q) if narrow else q
+    else:
+        total = xp.sum(q, axis=-1)
+        if not bool(xp.all((abs(total - 1) < 1e-3) | (total == 0))) or not bool(xp.all(q >= 0)):
+            raise DraftproofError("the drafter's law does not sum to one")
+    depth, room = tree.depth[level.start], np.array([[row.depth] for row in rows])
+    wanted = (tokens[:, level.start : level.stop] >= 0) & (depth < room)  # below an undrawn guess none is drawn
+    return q if wanted.all() else xp.where(beside(wanted[..., None], q), q, q * 0)
 
 
 def _stack(levels: Sequence[Array], tree: Tree) -> Array:
     """[B, N, V] from the rows of the inner levels, zero rows for the rest."""
     xp = array_namespace(levels[0])
-    drafted = xp.concat(levels, axis=1)[:, : tree.size]
-    missing = tree.size - drafted.shape[1]
-    return xp.concat([drafted, *[drafted[:, :1] * 0] * missing], axis=1)
+    missing = tree.size - sum(level.shape[1] for level in levels)
+    return xp.concat([*levels, *[levels[0][:, :1] * 0] * missing], axis=1)[:, : tree.size]

@@ -106,6 +106,8 @@ class Trace:
             )
             lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))
             lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))
+        elif self.drafter == "none":
+            lines.append("no drafter: plain sampling, a target call for every token")
         if self.tree:
             often = ", ".join(f"{shape} x {count}" for shape, count in self.shapes.most_common(4))
             more = f", {len(self.shapes) - 4} others" if len(self.shapes) > 4 else ""

@@ -80,7 +80,7 @@ class Forest(NamedTuple):
                 drawn.append(DRAWS[draw].sample(q, beside(u[:, [children[j] for j in group]], q)))
             return array_namespace(q).concat(drawn, axis=1)
 
-        return guess
+        return Guesser(guess, by_name=False)
 
     def part(self, draft: Draft, paths: range, length: int | None = None) -> Draft:
         """The draft of some paths of the forest, the first `length` levels of them."""

@@ -23,7 +23,7 @@ NAMES = {
     "tiny": "a small student of smollm2, part of the package: always there",
 }
 DRAFTERS = {
-    "auto": "the trained head where the package has one for the target, else ngram",
+    "auto": "the trained head where the package has one for the target, else ngram; on a GPU, else none",
     "head": "a small network trained for the target, which reads the target's hidden states",
     "ngram": "what followed these words before in the text",
     "cache": "what the target said before after these words",
@@ -72,19 +72,21 @@ def read(name: str, precision: Any) -> tuple[Any, Any]:
         raise DraftproofError(_explain(name, error)) from error
 
 
-def drafter(name: str, target: Model) -> Model:
-    """The drafter called `name` for this target: one of DRAFTERS, or a model.
+def drafter(name: str, target: Model) -> Model | None:
+    """The drafter called `name` for this target: one of DRAFTERS, or a model; None where "auto" finds that none pays.
 
     A model of another tokenizer family guesses in the tokens that both know (models/vocabulary.py); with "text:" before
     its name it writes text, which is cut into the target's tokens (models/retold.py).
     """
     if "|" in name:
-        return Mixed([drafter(part, target) for part in name.split("|")])
+        parts = [one for part in name.split("|") if (one := drafter(part, target)) is not None]
+        return Mixed(parts) if len(parts) > 1 else next(iter(parts), None)
     if name == "auto":
         try:
             return drafter("head", target)
         except DraftproofError:  # it was trained for another model
-            return NGram(target.vocabulary)
+            # plain sampling is one replayed graph there, and faster than calls that wait for guesses of the host
+            return None if _on_gpu(target) else NGram(target.vocabulary)
     if name == "ngram":
         return NGram(target.vocabulary)
     if name == "cache":
@@ -97,6 +99,11 @@ def drafter(name: str, target: Model) -> Model:
     network = getattr(target, "network", None)
     model = load(name.removeprefix("text:"), device=None if network is None else str(network.device))
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
+
+
+def _on_gpu(target: Any) -> bool:
+    network = getattr(target, "network", None)
+    return network is not None and network.device.type == "cuda"
 
 
 def check_vocabularies(target: Model, draft: Model) -> None:

@@ -23,7 +23,7 @@ from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models import headnet
 from draftproof.models.headnet import HeadNetwork
-from draftproof.models.hf import HFModel, HFSession, ancestry
+from draftproof.models.hf import HFModel, HFSession, additive, ancestry
 from draftproof.models.int8 import Int8Linear, in_integers
 from draftproof.models.lean import Packed, pack
 from draftproof.models.llama import Mask, Rotation
@@ -43,6 +43,7 @@ class HeadModel:
         self.end_tokens = target.end_tokens
         self.tokenizer = None  # its tokens are the target's by construction
         self.taps = network.config.taps
+        self.names = network.tokens.cpu().numpy()
         whole = target.network
         self.embed = whole.get_input_embeddings()
         output = nn.Linear(network.config.shape.width, len(network.tokens), bias=False)
@@ -112,6 +113,11 @@ class HeadSession:
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         return self._spread(self.narrow(tree, tokens, nodes), -torch.inf)
 
+    @property
+    def names(self) -> np.ndarray:
+        """[D] the tokens it can guess, ascending."""
+        return self.model.names
+
     def narrow(self, tree: Tree, tokens: Array, nodes: range) -> torch.Tensor:
         """The same for the tokens it can guess alone, [B, len(nodes), D]."""
         tokens = np.asarray(tokens)
@@ -121,13 +127,13 @@ class HeadSession:
                 self._deeper(tree, tokens, part) if part.start else self._first(len(tokens))
         return self.model.scores(self.states[:, nodes.start :])
 
-    def widen(self, q: torch.Tensor) -> torch.Tensor:
+    def widen(self, q: Array) -> torch.Tensor:
         """A law over the tokens it can guess as one over all."""
-        return self._spread(q, 0.0)
+        return self._spread(torch.as_tensor(q), 0.0)
 
     def _spread(self, some: torch.Tensor, rest: float) -> torch.Tensor:
         whole = some.new_full((*some.shape[:-1], self.model.vocabulary), rest)
-        return whole.index_copy_(-1, self.model.network.tokens, some)
+        return whole.scatter_(-1, self.model.network.tokens.expand(some.shape), some)
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
@@ -169,20 +175,22 @@ class HeadSession:
         base = self.known[: len(tokens), None]  # node 0's slot
         drawn = tokens[:, nodes.start : nodes.stop]
         entries = np.repeat(base - 1 + tree.depth[nodes.start], len(nodes), axis=1)
-        parents = self.states[:, [tree.parent[node] for node in nodes]]
-        above = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
+        above = tree.parent[nodes.start]
+        alone = len(nodes) == 1  # then a view will do
+        parents = self.states[:, above : above + 1] if alone else self.states[:, [tree.parent[node] for node in nodes]]
+        seen_from = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
         mask: np.ndarray | None = None
         if len(tokens) == 1 and base[0, 0] > 0:
             first = int(base[0, 0])
             self.cache.place_range(first + nodes.start, len(nodes), begin=1)
-            if not above.all():
-                mask = np.pad(above, ((0, 0), (first - 1, 0)), constant_values=True)[None]
+            if not seen_from.all():
+                mask = np.pad(seen_from, ((0, 0), (first - 1, 0)), constant_values=True)[None]
         else:
             slots = base + np.arange(nodes.start, nodes.stop)
             self.cache.place(slots, parents.device)
             mask = np.repeat((np.arange(slots.max() + 1) <= base)[:, None], len(nodes), axis=1)
             for b, first in enumerate(base[:, 0]):
-                mask[b, :, first : first + nodes.stop] = above
+                mask[b, :, first : first + nodes.stop] = seen_from
             mask[:, :, 0] = False
         seen = None if mask is None else torch.as_tensor(mask, device=parents.device)
         made = self._run(parents, np.maximum(drawn, 0), entries, seen)
@@ -192,10 +200,15 @@ class HeadSession:
         self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Own states [B, T, width] after tokens [B, T]; mask [B, T, S]."""
-        places = torch.as_tensor(entries, device=states.device).clamp_min(0)
-        rotation = Rotation(*(part[places][:, None] for part in self.angles))
+        first, last = int(entries[0, 0]), int(entries[0, -1])
+        if len(entries) == 1 and last - first == entries.shape[1] - 1 and first >= 0:  # a range, so nothing is copied
+            rotation = Rotation(*(part[first : last + 1][None, None] for part in self.angles))
+        else:
+            places = torch.as_tensor(entries, device=states.device).clamp_min(0)
+            rotation = Rotation(*(part[places][:, None] for part in self.angles))
         words = torch.as_tensor(ids, device=states.device)
-        return self.model.run(states, words, rotation, None if mask is None else mask[:, None], self.cache)
+        bias = None if mask is None else additive(mask, states.dtype)
+        return self.model.run(states, words, rotation, bias, self.cache)
 
     def _features(self) -> torch.Tensor:
         features = self.target.cache.features

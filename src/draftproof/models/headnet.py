@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof.errors import DraftproofError
-from draftproof.models.llama import Block, Mask, Rotation, Shape, Store, frequencies
+from draftproof.models import native
+from draftproof.models.llama import Block, Mask, Rotation, Shape, Store, frequencies, normed
 
 KIND = "draftproof-head"
 
@@ -58,7 +59,9 @@ class HeadNetwork(nn.Module):
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's hidden states [B, T, taps * width], tap after tap, as states of the head [B, T, width]."""
         taps, width = self.tap_scale.shape
-        each = F.rms_norm(features.view(*features.shape[:-1], taps, width), (width,), eps=self.config.shape.eps)
+        each, eps = features.reshape(*features.shape[:-1], taps, width), self.config.shape.eps
+        few = native.fits(each)
+        each = native.norm(each, torch.ones(width), eps) if few else F.rms_norm(each, (width,), eps=eps)
         return self.fusion((each * self.tap_scale).flatten(-2))  # type: ignore[no-any-return]
 
     def forward(
@@ -73,7 +76,9 @@ class HeadNetwork(nn.Module):
 
         Positions are those of tokens t; mask and stores (one a layer) as for a Block.
         """
-        x = self.join(torch.cat([self.norm_state(states), self.norm_embedding(embeddings)], dim=-1))
+        few = native.fits(states) and native.fits(embeddings)
+        read = [normed(self.norm_state, states, few), normed(self.norm_embedding, embeddings, few)]
+        x = self.join(torch.cat(read, dim=-1))
         for block, store in zip(self.blocks, stores, strict=True):
             x = block(x, rotation, mask, store)
         return x  # type: ignore[no-any-return]

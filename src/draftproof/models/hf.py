@@ -85,7 +85,7 @@ class HFSession:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
         self.cache.place(slots, device)
         dtype = network.dtype
-        bias = {kind: _additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in masks.items()}
+        bias = {kind: additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in masks.items()}
         extra: dict[str, Any] = {"logits_to_keep": max(len(nodes), 1)} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = True
@@ -157,7 +157,7 @@ class HFSession:
         return ids, positions, slots, masks
 
 
-def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[B, 1, T, S]: zero where attention is allowed; works for every attention implementation."""
     bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return bias.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]

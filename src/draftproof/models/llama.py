@@ -86,10 +86,10 @@ class Block(nn.Module):
         if isinstance(mask, cuda.Causal):
             return self._launch(x, rotation, mask, store)
         few = native.fits(x)
-        joint = self.qkv(_norm(self.norm_in, x, few))
+        joint = self.qkv(normed(self.norm_in, x, few))
         seen = native.attend(joint, rotation, store, self.shape.heads, mask) if few else None
         x = x + self.out(self._attend(joint, rotation, mask, store) if seen is None else seen)
-        joint = self.gate_up(_norm(self.norm_mlp, x, few))
+        joint = self.gate_up(normed(self.norm_mlp, x, few))
         gate, up = joint.chunk(2, dim=-1)
         down: torch.Tensor = self.down(native.gate(joint) if few else F.silu(gate) * up)
         return x + down
@@ -103,8 +103,8 @@ class Block(nn.Module):
         if narrow:
             x = cuda.product(seen, self.out, added=x)
             return cuda.product(cuda.product(x, self.gate_up, self.norm_mlp, gate=True), self.down, added=x)
-        x, normed = cuda.add_norm(x, self.out(seen), self.norm_mlp)
-        gated = cuda.gate(self.gate_up(normed))
+        x, inner = cuda.add_norm(x, self.out(seen), self.norm_mlp)
+        gated = cuda.gate(self.gate_up(inner))
         x.flatten(0, 1).addmm_(gated.flatten(0, 1), self.down.weight.T)  # in place: x is ours since add_norm
         return x
 
@@ -121,7 +121,8 @@ class Block(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped).transpose(1, 2).flatten(2)
 
 
-def _norm(norm: nn.Module, x: torch.Tensor, few: bool) -> torch.Tensor:
+def normed(norm: nn.Module, x: torch.Tensor, few: bool) -> torch.Tensor:
+    """norm(x), in C where x is small."""
     if few and isinstance(norm, nn.RMSNorm):
         return native.norm(x, norm.weight, norm.eps or 0.0)
     normed: torch.Tensor = norm(x)

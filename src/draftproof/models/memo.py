@@ -101,7 +101,7 @@ class MemoSession:
             if b not in self.asked and not self.whole:
                 self.late[b] += said[b]
         if self.asked or self.whole:  # whole sessions hear of every step, computed or not
-            order = np.arange(len(node)) if self.whole else np.array(self.asked)
+            order = list(range(len(node))) if self.whole else self.asked
             picked = [int(node[b]) for b in order], [int(token[b]) for b in order]
             self.session.commit(tree, np.asarray(tokens)[order], *picked)
         self.asked = []

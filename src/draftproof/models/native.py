@@ -157,6 +157,8 @@ def attend(
     cache, (batch, tokens) = getattr(store, "cache", None), joint.shape[:2]
     if cache is None or not store.is_initialized or cache.used > LONGEST or len(rotation.cos) != batch:
         return None
+    if cache.only is not None:  # its rows need not be neighbours
+        return None
     row = token = 0
     if mask is not None:
         if mask.dtype != torch.float32 or mask.stride(3) != 1:

@@ -36,6 +36,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.cache.only is not None:  # texts that start here: there is nothing before these tokens
+            self.cache.write(self.keys, key_states)
+            self.cache.write(self.values, value_states)
+            return key_states, value_states
         rows = slice(self.cache.first, self.cache.first + key_states.shape[0])
         read = slice(self.cache.begin, self.cache.used)
         self.cache.write(self.keys, key_states)
@@ -62,6 +66,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.rows = rows
         self.capacity = capacity
         self.first = 0  # the call's first row
+        self.only: torch.Tensor | None = None  # the call's rows, where texts start in them
         self.begin, self.used = 0, 1  # slots that are read
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
@@ -70,24 +75,31 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def place(self, slots: np.ndarray, device: torch.device, first: int = 0) -> None:
         """Write the next call's tokens to these slots [B, T] of rows from `first` on, and read up to the highest."""
-        self.first = first
+        self.first, self.only = first, None
         self.begin, self.used = 0, int(slots.max()) + 1
         self.start = int(slots[0, 0]) if len(slots) == 1 else None
         self.slots = None if len(slots) == 1 else torch.as_tensor(slots, device=device)
 
     def place_range(self, start: int, count: int, begin: int = 0) -> None:
         """The same where every row's tokens go to the same slots; with begin=1 the padding is not even read."""
-        self.first, self.start, self.slots = 0, start, None
+        self.first, self.only, self.start, self.slots = 0, None, start, None
         self.begin, self.used = begin, start + count
+
+    def place_texts(self, rows: torch.Tensor, count: int) -> None:
+        """Write the next call's tokens as the first `count` of these rows [B], and read nothing else."""
+        self.only, self.start, self.slots = rows, 1, None
+        self.begin, self.used = 1, count + 1
 
     def place_on_device(self, slots: torch.Tensor) -> None:
         """The same where the host does not know the slots: read everything."""
-        self.first, self.start, self.slots = 0, None, slots
+        self.first, self.only, self.start, self.slots = 0, None, None, slots
         self.begin, self.used = 0, self.capacity + 1
 
     def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
         """States [B, heads, T, width] of this call's tokens into their slots."""
-        if self.start is not None:  # one row, or all alike: the slots are a range
+        if self.only is not None:
+            buffer[self.only, :, 1 : 1 + states.shape[2]] = states
+        elif self.start is not None:  # one row, or all alike: the slots are a range
             buffer[self.first : self.first + len(states), :, self.start : self.start + states.shape[2]] = states
         else:
             each = torch.arange(self.first, self.first + len(states), device=buffer.device)[:, None]
@@ -109,10 +121,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         for buffer in self.buffers:
             buffer[row, :, target] = buffer[row, :, source]
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first slots of one row the same as those of another."""
+    def copy(self, source: int, target: int | torch.Tensor, length: int) -> None:
+        """Make the first slots of one row, or of several, the same as those of another."""
         for buffer in self.buffers:
-            buffer[target, :, :length] = buffer[source, :, :length]
+            buffer[target, :, :length] = buffer[source, :, :length].clone()
 
     @property
     def buffers(self) -> list[torch.Tensor]:

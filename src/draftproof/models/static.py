@@ -7,16 +7,36 @@ position -1, which the first call of a drafter may have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from draftproof.models import cuda
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import Lean
 from draftproof.models.slots import SlotCache
+
+TOKENS = 8192  # that one call reads at most, unless a single text has more
+PADDING = 1024  # tokens that take about as long as starting another call
+
+
+def groups(texts: Iterable[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Texts that one call each should read, the longest first: the shorter ones of a call are padded to its length.
+
+    >>> [[len(text) for text in some] for some in groups([[0] * length for length in (10, 900, 12, 8, 1000)])]
+    [[1000, 900], [12, 10, 8]]
+    """
+    made: list[list[Sequence[int]]] = []
+    padding = 0
+    for text in sorted(texts, key=len, reverse=True):
+        width = len(made[-1][0]) if made else 0
+        padding += width - len(text)
+        if not made or width * (len(made[-1]) + 1) > TOKENS or padding > PADDING:
+            made.append([])
+            padding = 0
+        made[-1].append(text)
+    return made
 
 
 class StaticSession:
@@ -36,19 +56,18 @@ class StaticSession:
         self._fast = torch.compile(model.network.forward, dynamic=False) if compiled else model.network
 
     @torch.no_grad()
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Read a text into a row, by a call of its own shape."""
-        if not tokens:
-            return
-        length = len(tokens)
-        self.cache.place(np.arange(1, length + 1)[None], self.device, first=row)
-        ids = torch.tensor([tokens], device=self.device)
-        positions = torch.arange(length, device=self.device)[None]
-        self._call(self.model.network, ids, positions, self._masks(positions, length + 1), 1)
+    def prefill(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """Read texts [n, T] into these rows [n], by one call; what follows a shorter text is stale from the start."""
+        length = ids.shape[1]
+        if length:
+            self.cache.place_texts(rows, length)
+            slots = torch.arange(1, length + 1, device=self.device)
+            positions = slots[None] - 1
+            self._call(self.model.network, ids, positions, self._masks(positions, slots), 1)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` tokens of a row the same as another's."""
-        self.cache.copy(source, target, length + 1)
+    def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
+        """Make the first `length` tokens of some rows the same as another's."""
+        self.cache.copy(source, targets, length + 1)
 
     def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """As a drafter: logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""
@@ -64,18 +83,17 @@ class StaticSession:
     def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""
         positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
-        own = positions + 1
+        own, network = positions + 1, self.model.network
         self.cache.place_on_device(own)
-        network = self.model.network
         if isinstance(network, Lean) and not self.compiled and cuda.fits(network.blocks, ids.shape[1]):
             masks: dict[str, Any] = {kind: cuda.Causal(own, window) for kind, window in self.model.windows.items()}
         else:
-            masks = self._masks(positions, self.capacity + 1)
+            masks = self._masks(positions, torch.arange(self.capacity + 1, device=self.device))
         return self._call(self._fast, ids, positions, masks, keep)
 
-    def _masks(self, positions: torch.Tensor, count: int) -> dict[str, Any]:
-        """Who sees which of the first `count` slots, additive [B, 1, T, S], for each kind of attention."""
-        dtype, slots = self.model.network.dtype, torch.arange(count, device=self.device)
+    def _masks(self, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
+        """Which of these slots [S] are seen, additive [B, 1, T, S], for each kind of attention."""
+        dtype = self.model.network.dtype
         own = positions[:, :, None] + 1
         visible = (slots <= own) & ((slots > 0) | (own == 0))  # [B, T, S]
         masks = {}

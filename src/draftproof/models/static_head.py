@@ -6,9 +6,6 @@ been; those that were there before get the same values again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 
 from draftproof.models import cuda
@@ -40,17 +37,17 @@ class StaticHead:
         self._fast = torch.compile(self._entries, dynamic=False) if compiled else self._entries
 
     @torch.no_grad()
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Entries of a text that the target has read; the one of its last token and the next comes with a step."""
-        if len(tokens) > 1:
-            entries = torch.arange(len(tokens) - 1, device=self.device)[None]
-            self.cache.place(np.arange(1, len(tokens))[None], self.device, first=row)
-            ids = torch.tensor([tokens[1:]], device=self.device)
-            self._entries(self._features()[row : row + 1, 1 : len(tokens)], ids, entries, self.slots[: len(tokens)])
+    def prefill(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """Entries of texts that the target has read; the one of its last token and the next comes with a step."""
+        length = ids.shape[1]
+        if length > 1:
+            self.cache.place_texts(rows, length - 1)
+            features = self._features()[rows, 1:length]
+            self._entries(features, ids[:, 1:], self.slots[None, : length - 1], self.slots[1:length])
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Make the entries of the first `length` tokens of a row the same as another's."""
-        self.cache.copy(source, target, length + 1)
+    def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
+        """Make the entries of the first `length` tokens of some rows the same as another's."""
+        self.cache.copy(source, targets, length + 1)
 
     @torch.no_grad()
     def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

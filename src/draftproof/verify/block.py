@@ -29,12 +29,16 @@ def stop(draft: Draft) -> Array:
     """[B, N]: scan from the back, node i with h_i; node 0 takes what is left."""
     xp = array_namespace(draft.tokens)
     w = weights(draft)
-    excess = xp.sum(positive(w[..., None] * draft.p - draft.q), axis=-1)  # [B, N] Z_i
-    h = divide(excess, excess + (1 - w), otherwise=1)  # 1 - w first: a small excess would drown in excess + 1
+    inner = w[:, 1:-1]  # only there a sum is needed: node 0 is not asked, and at the last one Z = w
+    left = inner[..., None] * draft.p[:, 1:-1]
+    left -= draft.q[:, 1:-1]
+    excess = xp.sum(positive(left), axis=-1)  # [B, N - 2] Z_i
+    h = divide(excess, excess + (1 - inner), otherwise=1)  # 1 - w first: a small excess would drown in excess + 1
     reach, laws = w[:, 0], []
-    for i in reversed(range(1, h.shape[1])):
-        laws.append(reach * h[:, i])
-        reach = reach * (1 - h[:, i])
+    for i in reversed(range(1, w.shape[1])):
+        taken = reach * (h[:, i - 1] if i <= h.shape[1] else w[:, i])
+        laws.append(taken)
+        reach = reach - taken
     return xp.stack([reach, *reversed(laws)], axis=1)
 
 
