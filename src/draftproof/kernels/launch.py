@@ -113,7 +113,7 @@ def run(
     summed = names is not None and rule is not None and draft is not None and (controls.whole or controls.truncates > 1)
     edited = controls.bias is not None or controls.penalties is not None
     many = controls.truncates > 1
-    with _on(target.device):
+    with on(target.device):
         for measures, decides, emits in _launches(plan.split, bool(controls.truncates), out is not None):
             first = nodes * spans if measures else nodes if decides else 0
             then = units if emits and summed else int(emits and not decides)
@@ -169,6 +169,6 @@ def _law(summary: Summary | None, controls: Controls) -> Law:
     return Law(summary.shift, summary.scale, cutoff, first, summary.shift.stride(0))
 
 
-def _on(device: torch.device) -> Any:
+def on(device: torch.device) -> Any:
     """Triton launches on the current device; on the CPU (its interpreter) there is none to choose."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

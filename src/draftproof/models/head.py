@@ -26,7 +26,7 @@ from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel, HFSession, additive, ancestry
 from draftproof.models.int8 import Int8Linear, in_integers
 from draftproof.models.lean import Packed, pack
-from draftproof.models.llama import Rotation
+from draftproof.models.llama import Mask, Rotation
 from draftproof.models.slots import SlotCache
 
 SHIPPED = Path(__file__).parent.parent / "weights" / "smollm2-head"
@@ -71,7 +71,7 @@ class HeadModel:
 
     @torch.no_grad()
     def run(
-        self, states: torch.Tensor, ids: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, cache: SlotCache
+        self, states: torch.Tensor, ids: torch.Tensor, rotation: Rotation, mask: Mask, cache: SlotCache
     ) -> torch.Tensor:
         """States [B, T, width] and the tokens [B, T] after them -> the head's own states after those tokens."""
         made: torch.Tensor = self.network(states, self.embed(ids), rotation, mask, cache.layers)

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draftproof.errors import DraftproofError
 from draftproof.models import native
-from draftproof.models.llama import Block, Rotation, Shape, Store, frequencies, normed
+from draftproof.models.llama import Block, Mask, Rotation, Shape, Store, frequencies, normed
 
 KIND = "draftproof-head"
 
@@ -69,7 +69,7 @@ class HeadNetwork(nn.Module):
         states: torch.Tensor,
         embeddings: torch.Tensor,
         rotation: Rotation,
-        mask: torch.Tensor | None,
+        mask: Mask,
         stores: Sequence[Store | None],
     ) -> torch.Tensor:
         """States of tokens t and embeddings of tokens t + 1, both [B, T, width] -> states of tokens t + 1.

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.models import native
+from draftproof.models import cuda, native
 from draftproof.models.hf import attention_windows
-from draftproof.models.llama import Block, Rotation, Shape
+from draftproof.models.llama import Block, Mask, Rotation, Shape
 
 FAMILIES = ("llama", "mistral", "qwen2")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the length of the text
@@ -47,7 +47,7 @@ class Lean(nn.Module):
     def forward(
         self,
         input_ids: torch.Tensor,  # [B, T]
-        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,  # [B, 1, T, S], additive
+        attention_mask: Mask | dict[str, Mask] = None,
         position_ids: torch.Tensor | None = None,  # [B, T]
         past_key_values: Any = None,
         use_cache: bool | None = None,
@@ -62,7 +62,11 @@ class Lean(nn.Module):
         if attention_mask is None and past_key_values is None:
             attention_mask = self._causal(position_ids)
         x = self.embed(input_ids)
-        rotation = Rotation.of(position_ids, self.frequencies, self.scale).to(x.dtype)
+        masks = attention_mask.values() if isinstance(attention_mask, dict) else [attention_mask]
+        if any(isinstance(mask, cuda.Causal) for mask in masks):
+            rotation = Rotation(*cuda.angles(position_ids, self.frequencies, self.scale, x.dtype))
+        else:
+            rotation = Rotation.of(position_ids, self.frequencies, self.scale).to(x.dtype)
         stores = [None] * len(self.blocks) if past_key_values is None else past_key_values.layers
         states = []
         for block, kind, store in zip(self.blocks, self.kinds, stores, strict=True):
@@ -92,10 +96,12 @@ class Lean(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.head  # type: ignore[no-any-return]
 
-    def _causal(self, positions: torch.Tensor) -> dict[str, torch.Tensor] | torch.Tensor:
+    def _causal(self, positions: torch.Tensor) -> dict[str, Mask] | Mask:
         """Masks of a text that is read at once."""
         apart = positions[:, None, :, None] - positions[:, None, None, :]
-        seen = {kind: (apart >= 0) & (apart < (window or torch.inf)) for kind, window in self.windows.items()}
+        seen: dict[str, Mask] = {
+            kind: (apart >= 0) & (apart < (window or torch.inf)) for kind, window in self.windows.items()
+        }
         return seen if len(seen) > 1 else next(iter(seen.values()))
 
 

@@ -6,13 +6,16 @@ reading weights and not on starting operations.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.models import native
+from draftproof.models import cuda, native
+
+# [B, 1, T, S] additive or boolean; its rule, where kernels are to do the call; None where every query sees all
+Mask: TypeAlias = torch.Tensor | cuda.Causal | None
 
 
 class Shape(NamedTuple):
@@ -74,10 +77,14 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(width, 2 * shape.inner, bias=False)
         self.down = nn.Linear(shape.inner, width, bias=False)
 
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, store: Store | None = None
-    ) -> torch.Tensor:
-        """x [B, T, width]; mask [B, 1, T, S] additive or boolean, None where every query sees all that is stored."""
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, mask: Mask, store: Store | None = None) -> torch.Tensor:
+        """x [B, T, width]."""
+        if isinstance(mask, cuda.Causal):
+            return self._launch(x, rotation, mask, store)
         few = native.fits(x)
         joint = self.qkv(normed(self.norm_in, x, few))
         seen = native.attend(joint, rotation, store, self.shape.heads, mask) if few else None
@@ -86,6 +93,20 @@ class Block(nn.Module):
         gate, up = joint.chunk(2, dim=-1)
         down: torch.Tensor = self.down(native.gate(joint) if few else F.silu(gate) * up)
         return x + down
+
+    def _launch(self, x: torch.Tensor, rotation: Rotation, rule: cuda.Causal, store: Store | None) -> torch.Tensor:
+        """The same in few launches, where `cuda.fits`."""
+        shape = self.shape
+        narrow = cuda.narrow(x, shape.inner)
+        joint = cuda.product(x, self.qkv, self.norm_in) if narrow else self.qkv(cuda.norm(x, self.norm_in))
+        seen = cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
+        if narrow:
+            x = cuda.product(seen, self.out, added=x)
+            return cuda.product(cuda.product(x, self.gate_up, self.norm_mlp, gate=True), self.down, added=x)
+        x, inner = cuda.add_norm(x, self.out(seen), self.norm_mlp)
+        gated = cuda.gate(self.gate_up(inner))
+        x.flatten(0, 1).addmm_(gated.flatten(0, 1), self.down.weight.T)  # in place: x is ours since add_norm
+        return x
 
     def _attend(
         self, joint: torch.Tensor, rotation: Rotation, mask: torch.Tensor | None, store: Store | None

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from draftproof.models import cuda
 from draftproof.models.hf import HFModel
+from draftproof.models.lean import Lean
 from draftproof.models.slots import SlotCache
 
 TOKENS = 8192  # that one call reads at most, unless a single text has more
@@ -49,6 +51,7 @@ class StaticSession:
         self.cache = SlotCache(model.layers, rows, capacity)
         self.cache.make_features(len(self.taps) * model.width, model.network)
         self.device = model.network.device
+        self.compiled = compiled
         # dynamic=False: a call has one of two shapes, and each deserves code of its own
         self._fast = torch.compile(model.network.forward, dynamic=False) if compiled else model.network
 
@@ -59,7 +62,8 @@ class StaticSession:
         if length:
             self.cache.place_texts(rows, length)
             slots = torch.arange(1, length + 1, device=self.device)
-            self._call(self.model.network, ids, slots[None] - 1, slots, 1)
+            positions = slots[None] - 1
+            self._call(self.model.network, ids, positions, self._masks(positions, slots), 1)
 
     def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
         """Make the first `length` tokens of some rows the same as another's."""
@@ -79,20 +83,29 @@ class StaticSession:
     def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""
         positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
-        self.cache.place_on_device(positions + 1)
-        return self._call(self._fast, ids, positions, torch.arange(self.capacity + 1, device=self.device), keep)
+        own, network = positions + 1, self.model.network
+        self.cache.place_on_device(own)
+        if isinstance(network, Lean) and not self.compiled and cuda.fits(network.blocks, ids.shape[1]):
+            masks: dict[str, Any] = {kind: cuda.Causal(own, window) for kind, window in self.model.windows.items()}
+        else:
+            masks = self._masks(positions, torch.arange(self.capacity + 1, device=self.device))
+        return self._call(self._fast, ids, positions, masks, keep)
 
-    def _call(
-        self, run: Any, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keep: int
-    ) -> torch.Tensor:
-        network = self.model.network
+    def _masks(self, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
+        """Which of these slots [S] are seen, additive [B, 1, T, S], for each kind of attention."""
+        dtype = self.model.network.dtype
         own = positions[:, :, None] + 1
         visible = (slots <= own) & ((slots > 0) | (own == 0))  # [B, T, S]
         masks = {}
         for kind, window in self.model.windows.items():
             seen = visible if window is None else visible & (own - slots < window)
-            bias = torch.zeros(seen.shape, dtype=network.dtype, device=self.device)
-            masks[kind] = bias.masked_fill_(~seen, torch.finfo(network.dtype).min)[:, None]
+            bias = torch.zeros(seen.shape, dtype=dtype, device=self.device)
+            masks[kind] = bias.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+        return masks
+
+    def _call(
+        self, run: Any, ids: torch.Tensor, positions: torch.Tensor, masks: dict[str, Any], keep: int
+    ) -> torch.Tensor:
         said = run(
             input_ids=ids,
             position_ids=positions.clamp_min(0),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from draftproof.models import cuda
 from draftproof.models.head import HeadModel
 from draftproof.models.llama import Rotation
 from draftproof.models.slots import SlotCache
@@ -31,6 +32,7 @@ class StaticHead:
         # minus infinity stays where nothing can be guessed
         self.logits = torch.full((length, rows, model.vocabulary), -torch.inf, dtype=dtype, device=self.device)
         self.states = torch.empty(0)  # [B, 1, width] the head's own, after the last guess
+        self.compiled = compiled
         # dynamic=False: a call has one of two shapes, and each deserves code of its own
         self._fast = torch.compile(self._entries, dynamic=False) if compiled else self._entries
 
@@ -54,7 +56,7 @@ class StaticHead:
         self.cache.place_on_device(entries + 1)
         rows = self.slots[: len(base), None]
         features = self._features()[rows, entries + 1]  # slot 0 is never written: zeros
-        self.states = self._fast(features, text.gather(1, entries + 2), entries, self.slots)[:, -1:]
+        self.states = self._fast(features, text.gather(1, entries + 2), entries, self._seen(entries))[:, -1:]
         return self._say(0)
 
     @torch.no_grad()
@@ -62,20 +64,30 @@ class StaticHead:
         """Logits [B, V] after `count` guesses, of which token [B] is the last."""
         entries = base[:, None] + (count - 1)
         self.cache.place_on_device(entries + 1)
-        self.states = self._fast(self.states, token[:, None], entries, self.slots)
+        self.states = self._fast(self.states, token[:, None], entries, self._seen(entries))
         return self._say(count)
 
     def _entries(
-        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, slots: torch.Tensor
+        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, slots: torch.Tensor | None
     ) -> torch.Tensor:
-        """Own states [B, T, width] after tokens [B, T]; the states before them are own ones or, wider, the target's."""
+        """Own states [B, T, width] after tokens [B, T]; the states before them are own ones or, wider, the target's.
+
+        Without slots, kernels find those that are seen.
+        """
         if states.shape[-1] != self.model.network.config.shape.width:
             states = self.model.network.fuse(states)
-        own = entries[:, None, :, None] + 1
-        mask = (slots <= own) & ((slots > 0) | (own == 0))  # [B, 1, T, S]
+        if slots is None:
+            mask: torch.Tensor | cuda.Causal = cuda.Causal(entries + 1)
+        else:
+            own = entries[:, None, :, None] + 1
+            mask = (slots <= own) & ((slots > 0) | (own == 0))  # [B, 1, T, S]
         places = entries.clamp_min(0)
         rotation = Rotation(*(part[places][:, None] for part in self.angles))
         return self.model.run(states, ids, rotation, mask, self.cache)
+
+    def _seen(self, entries: torch.Tensor) -> torch.Tensor | None:
+        few = not self.compiled and cuda.fits(self.model.network.blocks, entries.shape[1])
+        return None if few else self.slots
 
     def _say(self, count: int) -> torch.Tensor:
         scores = self.model.scores(self.states[:, 0])

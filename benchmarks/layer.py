@@ -1,0 +1,284 @@
+"""A Llama layer by our kernels on one CUDA device: is it right at real sizes, and what is a step by it?
+
+    python -m benchmarks.layer             # check, then time steps of an 8B-shaped target and a 135M-shaped drafter
+    python -m benchmarks.layer --tune      # sizes of programs, one after another
+    python -m benchmarks.layer --small     # the same on tiny shapes; with TRITON_INTERPRET=1 also without a GPU
+
+Weights are random and texts stand still, so a step costs what it costs whatever is accepted. A line is one JSON row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from json import dumps
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import draftproof as dp
+from draftproof.engine.fused import FusedBatch
+from draftproof.engine.laws import Member
+from draftproof.engine.request import Request
+from draftproof.engine.trace import Trace
+from draftproof.models import cuda
+from draftproof.models.hf import HFModel
+from draftproof.models.lean import rebuild
+from draftproof.models.llama import Block, Rotation, Shape, frequencies
+from draftproof.models.slots import SlotCache
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Sizes(NamedTuple):
+    """Of a network."""
+
+    shape: Shape
+    layers: int
+    vocabulary: int = 49152
+
+
+SIZES = {
+    "8b": Sizes(Shape(4096, 32, 8, 128, 14336), 32),
+    "8b, heads of 64": Sizes(Shape(4096, 64, 16, 64, 14336), 32),
+    "135m": Sizes(Shape(576, 9, 3, 64, 1536), 30),
+}
+SMALL = {name: Sizes(Shape(96, 6, 2, 16, 96), 1, 300) for name in SIZES}
+ROWS = cuda.ROWS
+WAYS = {  # kernels or not, tokens that our own product is for, and whether they begin early
+    "torch": (False, 0, False),
+    "eight launches": (True, 0, False),
+    "five launches": (True, ROWS, False),
+    "five launches, early": (True, ROWS, True),
+}
+
+
+def layer(shape: Shape, dtype: torch.dtype, rows: int, capacity: int) -> tuple[Block, SlotCache]:
+    """Random weights and a cache that is full of random entries."""
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        block = Block(shape).to(dtype).requires_grad_(False)
+    cache = SlotCache(1, rows, capacity)
+    entry = torch.zeros(1, shape.shared, 1, shape.size, dtype=dtype, device=DEVICE)
+    cache.layers[0].lazy_initialization(entry, entry)
+    for buffer in cache.buffers:
+        buffer.normal_()
+    return block, cache
+
+
+def masked(own: torch.Tensor, capacity: int, window: int | None) -> torch.Tensor:
+    """What `Causal(own, window)` says, [B, 1, T, S]."""
+    slots, own = torch.arange(capacity + 1, device=DEVICE), own[:, None, :, None]
+    seen = (slots <= own) & ((slots > 0) | (own == 0))
+    return seen if window is None else seen & (own - slots < window)
+
+
+@torch.no_grad()
+def check(name: str, sizes: Sizes, dtype: torch.dtype, rows: int, tokens: int, longest: int) -> dict[str, Any]:
+    """Largest errors against float32 of attention, new entries and the whole layer: torch's, and ours in three runs.
+
+    What one run leaves behind, or does not wait for, would show in the next.
+    """
+    block, cache = layer(sizes.shape, dtype, rows, longest + tokens)
+    base = torch.linspace(longest, 0, rows, device=DEVICE).long()
+    own = base[:, None] + torch.arange(tokens, device=DEVICE)
+    angles = Rotation.of((own - 1).clamp_min(0), frequencies(sizes.shape.size).to(DEVICE)).to(dtype)
+    x = torch.randn(rows, tokens, sizes.shape.width, device=DEVICE).to(dtype)
+    window = 100 if name == "135m" else None
+    mask, rule = masked(own, longest + tokens, window), cuda.Causal(own, window)
+    truth = say(block.float(), cache, x.float(), angles.to(torch.float32), own, mask)
+    block.to(dtype)
+    row: dict[str, Any] = {"check": name, "dtype": str(dtype), "rows": rows, "tokens": tokens, "fine": True}
+    theirs = errors(say(block, cache, x, angles, own, mask), truth)
+    ours = [errors(say(block, cache, x, angles, own, rule), truth) for _ in range(3)]
+    for part, least, *three in zip(("attend", "entries", "layer"), theirs, *ours, strict=True):
+        worst = max(three)
+        row["fine"] &= worst <= 1.5 * least + (1e-4 if dtype == torch.float32 else 0)
+        row[part] = [round(least, 7), round(worst, 7)]
+    return row
+
+
+def errors(said: list[torch.Tensor], truth: list[torch.Tensor]) -> list[float]:
+    return [float((a.float() - b.float()).abs().max()) for a, b in zip(said, truth, strict=True)]
+
+
+def say(
+    block: Block, cache: SlotCache, x: torch.Tensor, angles: Rotation, own: torch.Tensor, mask: Any
+) -> list[torch.Tensor]:
+    """What is attended to, new entries, and the layer's output, from a copy of the cache."""
+    shape, each = block.shape, torch.arange(len(own), device=DEVICE)[:, None]
+    store = copied(cache, own, x.dtype)
+    joint = block.qkv(block.norm_in(x))
+    if isinstance(mask, cuda.Causal):
+        seen = cuda.attend(joint, angles, mask, store, shape.heads, shape.shared)
+    else:
+        seen = block._attend(joint, angles, mask, store)
+    entries = torch.stack([store.keys[each, :, own], store.values[each, :, own]])
+    assert not store.arrived.any()
+    return [seen, entries, block(x, angles, mask, copied(cache, own, x.dtype))]
+
+
+def copied(cache: SlotCache, own: torch.Tensor, dtype: torch.dtype) -> Any:
+    """The only layer of a cache, in this precision."""
+    new = SlotCache(1, cache.rows, cache.capacity)
+    old, store = cache.layers[0], new.layers[0]
+    store.lazy_initialization(old.keys, old.values)
+    store.keys, store.values = old.keys.to(dtype, copy=True), old.values.to(dtype, copy=True)
+    new.place_on_device(own)
+    return store
+
+
+def model(sizes: Sizes, seed: int) -> HFModel:
+    """In bfloat16, with random weights."""
+    shape = sizes.shape
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=sizes.vocabulary, hidden_size=shape.width, intermediate_size=shape.inner,
+        num_hidden_layers=sizes.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.shared,
+        head_dim=shape.size, max_position_embeddings=16384, tie_word_embeddings=shape.width < 1024,
+        eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    with torch.device(DEVICE):
+        network = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16 if DEVICE == "cuda" else torch.float16)
+    return HFModel(rebuild(network.eval().requires_grad_(False)), None, "random")
+
+
+def steps(target: HFModel, draft: HFModel | None, rows: int, length: int, text: int) -> Callable[[], object]:
+    """A step of a batch, captured, on texts of this length that stand still."""
+    sampling = dp.Sampling(temperature=1.0)
+    batch = FusedBatch(target, draft, "block", length, rows, text + 64)
+    prompt = tuple(range(10, 10 + text))
+    prompt = tuple(token % target.vocabulary for token in prompt)
+    batch.add([Request(target, prompt, sampling, sampling, 32, (), Member(5, row), Trace()) for row in range(rows)])
+    batch.step()
+    batch.state.active.zero_()
+    return batch._graph.replay if batch._graph is not None else torch.no_grad()(batch._body)
+
+
+def milliseconds(call: Callable[[], object], count: int) -> float:
+    """Of a call, on the device; the least of three means."""
+    if DEVICE == "cpu":
+        call()
+        return 0.0
+    call()
+    best = float("inf")
+    for _ in range(3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(count):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, begin.elapsed_time(end) / count)
+    return best
+
+
+def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
+    """Plain steps and chains of five, by torch and by the kernels."""
+    fits = cuda.fits
+    target, draft = model(sizes["8b"], 0), model(sizes["135m"], 1)
+    cases = [(1, 0, 20), (1, 5, 20)] if small else [(1, 0, 200), (1, 5, 200), (1, 5, 4000), (32, 0, 200), (32, 5, 200)]
+    for rows, length, text in cases:
+        for way, (kernels, few, early) in WAYS.items():
+            if rows > 1 and way.startswith("five"):
+                continue  # more tokens than it takes
+            cuda.fits = (lambda *_, fit=kernels: fit) if small or not kernels else fits
+            cuda.ROWS, cuda.EARLY = few, early and not small
+            start = time.perf_counter()
+            step = steps(target, draft if length else None, rows, length, text)
+            ready = time.perf_counter() - start
+            took = milliseconds(step, 20)
+            yield {"step": way, "rows": rows, "drafts": length, "text": text, "ms": took, "ready_s": round(ready, 1)}
+            del step
+    cuda.fits = fits
+
+
+def tune(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
+    """The products of a layer on one and on six tokens: microseconds by cuBLAS and by each size of program."""
+    settings = [(16, 128, 5, 4), (16, 256, 4, 4), (16, 256, 6, 4), (32, 128, 5, 4), (32, 256, 4, 4), (16, 512, 3, 8)]
+    for name in ("8b", "135m"):
+        shape = sizes[name].shape
+        blocks = [layer(shape, torch.bfloat16 if DEVICE == "cuda" else torch.float16, 1, 1)[0] for _ in range(4)]
+        for tokens in (1, 6):
+            for part in ("qkv", "out", "gate_up", "down"):
+                linears = [getattr(block, part) for block in blocks]
+                x = torch.randn(1, tokens, linears[0].in_features, device=DEVICE).to(linears[0].weight.dtype)
+                row: dict[str, Any] = {"tune": name, "part": part, "tokens": tokens}
+                row["cublas"] = _each(lambda linear, x=x: linear(x), linears)
+                for setting in settings[:1] if small else settings:
+                    cuda.COLUMNS, cuda.DEPTH, cuda.STAGES, cuda.WARPS = setting
+                    norm = blocks[0].norm_in if part in ("qkv", "gate_up") else None
+                    gate = part == "gate_up"
+                    row[str(setting)] = _each(
+                        lambda one, x=x, norm=norm, gate=gate: cuda.product(x, one, norm, gate=gate), linears
+                    )
+                row["floor"] = round(linears[0].weight.nbytes / 4.8e6, 2)
+                yield row
+        for tokens, text in ((1, 200), (6, 200), (1, 4000), (6, 4000)):
+            yield {
+                "tune": name,
+                "part": "attend",
+                "tokens": tokens,
+                "text": text,
+                **_attends(shape, tokens, text, small),
+            }
+
+
+def _attends(shape: Shape, tokens: int, text: int, small: bool) -> dict[str, float]:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    _, cache = layer(shape, dtype, 1, 4100)
+    own = text + torch.arange(tokens, device=DEVICE)[None]
+    cache.place_on_device(own)
+    rotation = Rotation.of(own - 1, frequencies(shape.size).to(DEVICE)).to(dtype)
+    joint = torch.randn(1, tokens, (shape.heads + 2 * shape.shared) * shape.size, device=DEVICE).to(dtype)
+    found = {}
+    for setting in ((64, 128), (64, 256), (32, 64), (128, 256))[: 1 if small else None]:
+        cuda.BLOCK, cuda.CHUNK = setting
+        rule, store = cuda.Causal(own), cache.layers[0]
+        found[str(setting)] = _each(
+            lambda _, rule=rule, store=store: cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared),
+            [None] * 4,
+        )
+    return found
+
+
+def _each(call: Callable[[Any], object], over: list[Any]) -> float:
+    """Microseconds of a call, of many in a graph, which take turns on several weights."""
+    calls = over * (10 if DEVICE == "cuda" else 1)
+    with torch.no_grad():
+        for one in over:
+            call(one)
+        if DEVICE == "cpu":
+            return 0.0
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for one in calls:
+                call(one)
+    return round(milliseconds(graph.replay, 5) * 1e3 / len(calls), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    sizes = SMALL if options.small else SIZES
+    if options.tune:
+        for row in tune(sizes, options.small):
+            print(dumps(row), flush=True)
+        return
+    longest = 300 if options.small else 4000
+    for name in sizes:
+        half = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+        for dtype, rows, tokens in ((half, 1, 1), (half, 1, 6), (half, 7, 6), (torch.float32, 3, 2)):
+            print(dumps(check(name, sizes[name], dtype, rows, tokens, longest)), flush=True)
+    for row in compare(sizes, options.small):
+        print(dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
