@@ -46,13 +46,6 @@ SIZES = {
     "135m": Sizes(Shape(576, 9, 3, 64, 1536), 30),
 }
 SMALL = {name: Sizes(Shape(96, 6, 2, 16, 96), 1, 300) for name in SIZES}
-ROWS = cuda.ROWS
-WAYS = {  # kernels or not, tokens that our own product is for, and whether they begin early
-    "torch": (False, 0, False),
-    "eight launches": (True, 0, False),
-    "five launches": (True, ROWS, False),
-    "five launches, early": (True, ROWS, True),
-}
 
 
 def layer(shape: Shape, dtype: torch.dtype, rows: int, capacity: int) -> tuple[Block, SlotCache]:
@@ -181,11 +174,9 @@ def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
     target, draft = model(sizes["8b"], 0), model(sizes["135m"], 1)
     cases = [(1, 0, 20), (1, 5, 20)] if small else [(1, 0, 200), (1, 5, 200), (1, 5, 4000), (32, 0, 200), (32, 5, 200)]
     for rows, length, text in cases:
-        for way, (kernels, few, early) in WAYS.items():
-            if rows > 1 and way.startswith("five"):
-                continue  # more tokens than it takes
-            cuda.fits = (lambda *_, fit=kernels: fit) if small or not kernels else fits
-            cuda.ROWS, cuda.EARLY = few, early and not small
+        for way in ("torch", "kernels"):
+            ours = way == "kernels"
+            cuda.fits = (lambda *_, ours=ours: ours) if small or not ours else fits
             start = time.perf_counter()
             step = steps(target, draft if length else None, rows, length, text)
             ready = time.perf_counter() - start
@@ -196,34 +187,11 @@ def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
 
 
 def tune(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
-    """The products of a layer on one and on six tokens: microseconds by cuBLAS and by each size of program."""
-    settings = [(16, 128, 5, 4), (16, 256, 4, 4), (16, 256, 6, 4), (32, 128, 5, 4), (32, 256, 4, 4), (16, 512, 3, 8)]
+    """Attention on one and on six tokens: microseconds by each size of program."""
     for name in ("8b", "135m"):
-        shape = sizes[name].shape
-        blocks = [layer(shape, torch.bfloat16 if DEVICE == "cuda" else torch.float16, 1, 1)[0] for _ in range(4)]
-        for tokens in (1, 6):
-            for part in ("qkv", "out", "gate_up", "down"):
-                linears = [getattr(block, part) for block in blocks]
-                x = torch.randn(1, tokens, linears[0].in_features, device=DEVICE).to(linears[0].weight.dtype)
-                row: dict[str, Any] = {"tune": name, "part": part, "tokens": tokens}
-                row["cublas"] = _each(lambda linear, x=x: linear(x), linears)
-                for setting in settings[:1] if small else settings:
-                    cuda.COLUMNS, cuda.DEPTH, cuda.STAGES, cuda.WARPS = setting
-                    norm = blocks[0].norm_in if part in ("qkv", "gate_up") else None
-                    gate = part == "gate_up"
-                    row[str(setting)] = _each(
-                        lambda one, x=x, norm=norm, gate=gate: cuda.product(x, one, norm, gate=gate), linears
-                    )
-                row["floor"] = round(linears[0].weight.nbytes / 4.8e6, 2)
-                yield row
         for tokens, text in ((1, 200), (6, 200), (1, 4000), (6, 4000)):
-            yield {
-                "tune": name,
-                "part": "attend",
-                "tokens": tokens,
-                "text": text,
-                **_attends(shape, tokens, text, small),
-            }
+            times = _attends(sizes[name].shape, tokens, text, small)
+            yield {"tune": name, "tokens": tokens, "text": text, **times}
 
 
 def _attends(shape: Shape, tokens: int, text: int, small: bool) -> dict[str, float]:
@@ -234,30 +202,27 @@ def _attends(shape: Shape, tokens: int, text: int, small: bool) -> dict[str, flo
     rotation = Rotation.of(own - 1, frequencies(shape.size).to(DEVICE)).to(dtype)
     joint = torch.randn(1, tokens, (shape.heads + 2 * shape.shared) * shape.size, device=DEVICE).to(dtype)
     found = {}
-    for setting in ((64, 128), (64, 256), (32, 64), (128, 256))[: 1 if small else None]:
+    for setting in ((64, 128), (64, 256), (32, 64), (32, 256), (128, 256))[: 1 if small else None]:
         cuda.BLOCK, cuda.CHUNK = setting
         rule, store = cuda.Causal(own), cache.layers[0]
-        found[str(setting)] = _each(
-            lambda _, rule=rule, store=store: cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared),
-            [None] * 4,
+        found[str(setting)] = _graphed(
+            lambda rule=rule, store=store: cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
         )
     return found
 
 
-def _each(call: Callable[[Any], object], over: list[Any]) -> float:
-    """Microseconds of a call, of many in a graph, which take turns on several weights."""
-    calls = over * (10 if DEVICE == "cuda" else 1)
-    with torch.no_grad():
-        for one in over:
-            call(one)
-        if DEVICE == "cpu":
-            return 0.0
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for one in calls:
-                call(one)
-    return round(milliseconds(graph.replay, 5) * 1e3 / len(calls), 2)
+@torch.no_grad()
+def _graphed(call: Callable[[], object], count: int = 40) -> float:
+    """Microseconds of a call, of many in a graph."""
+    call()
+    if DEVICE == "cpu":
+        return 0.0
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            call()
+    return round(milliseconds(graph.replay, 5) * 1e3 / count, 2)
 
 
 def main() -> None:

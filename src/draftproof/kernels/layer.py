@@ -8,15 +8,6 @@ room for.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-
-@triton.jit
-def begin_early(EARLY: tl.constexpr):
-    """Where a kernel may begin before the one before it has ended: wait for that here, and let the next one begin."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit
@@ -47,7 +38,7 @@ def take_in(q, k, v, seen, scale, peak, norm, sums):
 def attend(
     joint, cos, sin, own, keys, values, out, peaks, norms, parts, arrived, window, scale, T, G, H, SPLITS, room,
     D: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    WINDOW: tl.constexpr, EARLY: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One head of keys and values, one of SPLITS ranges of its slots, one row: T tokens of G query heads each.
 
@@ -55,7 +46,6 @@ def attend(
     that 0 may be repeated; keys, values [B, shared, room, D]; out [B, T, H * D]. A token sees the slots from 1 to its
     own, or 0 alone if that is its own; with a window, only those less than `window` away.
     """
-    begin_early(EARLY)
     h, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     shared = tl.num_programs(0)
     first = tl.load(own + b * T).to(tl.int32)  # from here on slots are new: they are not read, so nobody waits for them

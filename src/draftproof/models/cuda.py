@@ -1,8 +1,7 @@
 """Parts of a layer as Triton kernels, for calls of few tokens on a GPU: what native.py is on a CPU.
 
 A call of few tokens takes as long as its weights take to be read, and then some microseconds for every kernel. torch
-needs some thirty of them for a layer, mostly for attention. Here it is eight, four of which are products, or, of very
-few tokens, five: the products do the rest.
+needs some thirty of them for a layer, mostly for attention. Here it is eight, four of which are cuBLAS's products.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ from draftproof import kernels
 
 TOKENS, QUERIES = 16, 64  # of a row in a call; queries for each head of keys
 BLOCK = 64  # slots that are looked at at once
-CHUNK = 128  # slots, more than which are split among programs
-ROWS = 16  # tokens in all that our own product is for; more are cuBLAS's
+CHUNK = 256  # slots, more than which are split among programs
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
-COLUMNS, DEPTH, STAGES, WARPS = 16, 256, 4, 4  # of a program of it: so many weights are under way at a time
-EARLY = False  # whether a kernel is started while the one before it ends; needs compute capability 9
 
 
 class Causal(NamedTuple):
@@ -59,36 +55,6 @@ def angles(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dty
     return made
 
 
-def narrow(x: torch.Tensor, inner: int) -> bool:
-    """Whether `product` takes these tokens [B, T, width] through a layer."""
-    return x.shape[0] * x.shape[1] <= ROWS and x.element_size() == 2 and x.shape[2] % 16 == inner % 16 == 0
-
-
-def product(
-    x: torch.Tensor,
-    linear: nn.Linear,
-    norm: nn.RMSNorm | None = None,
-    added: torch.Tensor | None = None,
-    gate: bool = False,
-) -> torch.Tensor:
-    """linear(norm(x)) + added, x [B, T, K] and added [B, T, N]; or half as wide, with `gate` done on it."""
-    from draftproof.kernels import launch
-    from draftproof.kernels.product import product as kernel
-
-    x, (outputs, inputs) = x.contiguous(), linear.weight.shape
-    outputs //= 2 if gate else 1
-    out = x.new_empty(*x.shape[:-1], outputs)
-    gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
-    rows = x.shape[0] * x.shape[1]
-    with launch.on(x.device):
-        kernel[(-(-outputs // COLUMNS),)](
-            x, linear.weight, gain, linear.bias, added, out, rows, outputs, inputs, eps,
-            GATE=gate, RP=_power(rows), BN=COLUMNS, BK=DEPTH, STAGES=STAGES, EARLY=EARLY,
-            num_warps=WARPS, **_early(),
-        )  # fmt: skip
-    return out
-
-
 def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: int, shared: int) -> torch.Tensor:
     """Queries, keys and values side by side [B, T, ...] -> [B, T, heads * size].
 
@@ -114,7 +80,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
             peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
             tokens, group, heads, splits, slots,
             D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK // 2 if large else BLOCK, CHUNK=CHUNK,
-            WINDOW=rule.window is not None, EARLY=EARLY, num_warps=8 if large else 4, **_early(),
+            WINDOW=rule.window is not None, num_warps=8 if large else 4,
         )  # fmt: skip
     return out
 
@@ -151,10 +117,6 @@ def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> t
             x, added, weights.weight, total, out, weights.eps or 0.0, width, W=block, num_warps=8 if block > 1024 else 4
         )
     return total, out
-
-
-def _early() -> dict[str, bool]:
-    return {"launch_pdl": True} if EARLY else {}
 
 
 def _power(count: int) -> int:

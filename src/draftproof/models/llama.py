@@ -97,12 +97,8 @@ class Block(nn.Module):
     def _launch(self, x: torch.Tensor, rotation: Rotation, rule: cuda.Causal, store: Store | None) -> torch.Tensor:
         """The same in few launches, where `cuda.fits`."""
         shape = self.shape
-        narrow = cuda.narrow(x, shape.inner)
-        joint = cuda.product(x, self.qkv, self.norm_in) if narrow else self.qkv(cuda.norm(x, self.norm_in))
+        joint = self.qkv(cuda.norm(x, self.norm_in))
         seen = cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
-        if narrow:
-            x = cuda.product(seen, self.out, added=x)
-            return cuda.product(cuda.product(x, self.gate_up, self.norm_mlp, gate=True), self.down, added=x)
         x, inner = cuda.add_norm(x, self.out(seen), self.norm_mlp)
         gated = cuda.gate(self.gate_up(inner))
         x.flatten(0, 1).addmm_(gated.flatten(0, 1), self.down.weight.T)  # in place: x is ours since add_norm
