@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof.models import native
-from draftproof.models.llama import Block
+from draftproof.models.llama import Block, lay_out
 
 # A little of everything, to see which channels are large. The choice shapes the model; sampling from it stays exact.
 CALIBRATION = """The harbour was quiet. "Who is there?" she asked, and nobody answered; the lamp went out at 9:45.
@@ -51,14 +51,14 @@ class Int8Linear(nn.Module):
             gain = norm.weight.detach() * self.width**0.5
             self.shrink = gain if self.shrink is None else gain * self.shrink
             self.floor = (self.width * (norm.eps or 0.0)) ** 0.5
-        self.layer = native.lay_out(whole, scale, self.bias)
+        self.layer = native.lay_out(whole, scale, self.bias, self.shrink, self.floor)
         if self.layer is None:
             self.multiply = product()(whole, scale)
             self.sums = whole.sum(dim=1).float() * scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.layer is not None:
-            return native.linear(x, self.layer, self.shrink, self.floor)
+            return native.linear(x, self.layer)
         flat = x.reshape(-1, self.width)
         # bytes of each row, then how much a unit of them is and what zero is, as two floats: [M, K + 8]
         made = torch.ops.quantized.embedding_bag_byte_prepack(flat if self.shrink is None else flat * self.shrink)
@@ -143,6 +143,7 @@ def in_integers(network: Any, largest: Mapping[nn.Module, torch.Tensor]) -> Any:
             setattr(parent, name, Int8Linear(layer, smoothing, norm))
             if before is not None:
                 setattr(parent, before, nn.Identity())
+    lay_out(network)
     return network
 
 

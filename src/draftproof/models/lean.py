@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draftproof.models import cuda, native
 from draftproof.models.hf import attention_windows
-from draftproof.models.llama import Block, Mask, Rotation, Shape
+from draftproof.models.llama import Block, Blocks, Mask, Rotation, Shape, lay_out
 
 FAMILIES = ("llama", "mistral", "qwen2")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the length of the text
@@ -36,7 +36,7 @@ class Lean(nn.Module):
         inner = network.model
         self.config, self.generation_config = network.config, network.generation_config
         self.embed = inner.embed_tokens
-        self.blocks = nn.ModuleList(_fuse(layer, network.config) for layer in inner.layers)
+        self.blocks = Blocks(_fuse(layer, network.config) for layer in inner.layers)
         self.norm = _norm(inner.norm)
         self.head = network.lm_head
         # no buffer: a network in bfloat16 still needs its angles in float32
@@ -68,11 +68,8 @@ class Lean(nn.Module):
         else:
             rotation = Rotation.of(position_ids, self.frequencies, self.scale).to(x.dtype)
         stores = [None] * len(self.blocks) if past_key_values is None else past_key_values.layers
-        states = []
-        for block, kind, store in zip(self.blocks, self.kinds, stores, strict=True):
-            states.append(x)
-            mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
-            x = block(x, rotation, mask, store)
+        each = [attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask for kind in self.kinds]
+        x, states = self.blocks(x, rotation, each, stores, keep=output_hidden_states)
         if output_hidden_states:
             x = self.norm(x)
             return Said(self.head(x[:, -logits_to_keep:]), (*states, x))
@@ -119,7 +116,7 @@ class Packed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.layer is not None:
-            return native.linear_floats(x, self.layer)
+            return native.linear(x, self.layer)
         rows = x.reshape(-1, x.shape[-1])
         count = len(rows)
         if count < self.LEAST:
@@ -140,6 +137,7 @@ def pack(network: Any) -> Any:
             for name, child in list(parent.named_children()):
                 if type(child) is nn.Linear:
                     setattr(parent, name, Packed(child))
+        lay_out(network)
     return network
 
 

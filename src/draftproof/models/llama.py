@@ -6,6 +6,7 @@ reading weights and not on starting operations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -115,6 +116,45 @@ class Block(nn.Module):
             k, v = store.update(k, v)
         grouped: dict[str, Any] = {"enable_gqa": True} if shape.heads != shape.shared else {}
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped).transpose(1, 2).flatten(2)
+
+
+class Blocks(nn.ModuleList):
+    """Layers that follow one another."""
+
+    laid_out: native.Stack | None = None  # the same in C, once the weights stay as they are
+
+    def lay_out(self) -> None:
+        self.laid_out = native.stack(self)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        masks: Sequence[Any],
+        stores: Sequence[Any],
+        first: int = 0,
+        keep: bool = False,
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """x [B, T, width] through all layers from `first` on, with a mask and a store for each layer.
+
+        keep      say also what each layer was given
+        """
+        if self.laid_out is not None and native.fits(x):
+            made = native.run(self.laid_out, x, rotation, masks[first:], stores[first:], keep)
+            if made is not None:
+                return made
+        given = []
+        for block, mask, store in zip(self[first:], masks[first:], stores[first:], strict=True):
+            given.append(x)
+            x = block(x, rotation, mask, store)
+        return x, given
+
+
+def lay_out(network: nn.Module) -> None:
+    """Make all layers of a network ready that can be, once its weights stay as they are."""
+    for module in network.modules():
+        if isinstance(module, Blocks):
+            module.lay_out()
 
 
 def normed(norm: nn.Module, x: torch.Tensor, few: bool) -> torch.Tensor:

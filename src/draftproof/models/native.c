@@ -19,10 +19,13 @@ static inline float exponential(float x) {
     return power.number * (1 + f * (0.693147181f + f * (0.240226507f + f * p)));
 }
 
-/* out [rows, width] = silu(gate) * up, which lie side by side in joint [rows, 2 * width]. */
+/* out [width] = silu(gate) * up, which lie side by side in joint [2 * width]. */
+static inline void gate_row(const float *joint, long width, float *out) {
+    for (long i = 0; i < width; i++) out[i] = joint[i] / (1 + exponential(-joint[i])) * joint[width + i];
+}
+
 void gate(const float *joint, long rows, long width, float *out) {
-    for (long r = 0; r < rows; r++, joint += 2 * width, out += width)
-        for (long i = 0; i < width; i++) out[i] = joint[i] / (1 + exponential(-joint[i])) * joint[width + i];
+    for (long r = 0; r < rows; r++) gate_row(joint + r * 2 * width, width, out + r * width);
 }
 
 /* Sizes of `attend`. */
@@ -63,46 +66,59 @@ static inline void look(const float *query, const float *keys, const float *valu
     }
 }
 
-/* joint [batch, tokens, heads + 2 * shared, size] holds queries, keys and values. Turns queries and keys by cos and sin
-   [batch, tokens, size] in place, puts keys and values [rows, shared, room, size] into slots [batch, tokens], or
-   from start on, and attends: out [batch, tokens, heads, size]. The mask [batch, tokens, used - begin] is added to the products. */
-void attend(Sizes n, float *joint, const float *cos, const float *sin, const long *slots, float *keys, float *values,
-            const float *mask, float *out) {
-    long half = n.size / 2, all = n.heads + 2 * n.shared;
-    for (long at = 0; at < n.batch * n.tokens; at++) {
-        const float *c = cos + at * n.size, *s = sin + at * n.size;
-        long slot = slots ? slots[at] : n.start + at % n.tokens;
-        for (long h = 0; h < all; h++) {
-            float *x = joint + (at * all + h) * n.size;
-            for (long i = 0; h < n.heads + n.shared && i < half; i++) {
-                float left = x[i], right = x[i + half];
-                x[i] = left * c[i] + right * s[i];
-                x[i + half] = right * c[i + half] + left * s[i + half];
-            }
-            if (h >= n.heads) {
-                long own = (h - n.heads) % n.shared, row = n.first + at / n.tokens;
-                float *store = (h < n.heads + n.shared ? keys : values) +
-                               ((row * n.shared + own) * n.room + slot) * n.size;
-                for (long i = 0; i < n.size; i++) store[i] = x[i];
-            }
+/* joint [batch, tokens, heads + 2 * shared, size] holds queries, keys and values. Turns the queries and keys of one
+   token by cos and sin [batch, tokens, size] in place, and puts keys and values [rows, shared, room, size] into its
+   slot of slots [batch, tokens], or from start on. */
+static void turn(const Sizes *n, long at, float *joint, const float *cos, const float *sin, const long *slots,
+                 float *keys, float *values) {
+    long half = n->size / 2, all = n->heads + 2 * n->shared;
+    const float *c = cos + at * n->size, *s = sin + at * n->size;
+    long slot = slots ? slots[at] : n->start + at % n->tokens, row = n->first + at / n->tokens;
+    for (long h = 0; h < all; h++) {
+        float *x = joint + (at * all + h) * n->size;
+        for (long i = 0; h < n->heads + n->shared && i < half; i++) {
+            float left = x[i], right = x[i + half];
+            x[i] = left * c[i] + right * s[i];
+            x[i + half] = right * c[i + half] + left * s[i + half];
+        }
+        if (h >= n->heads) {
+            float *store = h < n->heads + n->shared ? keys : values;
+            store += ((row * n->shared + (h - n->heads) % n->shared) * n->room + slot) * n->size;
+            for (long i = 0; i < n->size; i++) store[i] = x[i];
         }
     }
-#pragma omp parallel for collapse(2) schedule(static) if (n.batch * n.tokens * n.heads * (n.used - n.begin) > 4096)
-    for (long b = 0; b < n.batch; b++)
-        for (long h = 0; h < n.heads; h++) {
-            float weights[n.used - n.begin];
-            long start = (((n.first + b) * n.shared + h * n.shared / n.heads) * n.room + n.begin) * n.size;
-            for (long t = 0; t < n.tokens; t++) {
-                long at = b * n.tokens + t;
-                const float *query = joint + (at * all + h) * n.size;
-                const float *bias = mask ? mask + b * n.mask_row + t * n.mask_token : mask;
-                float *y = out + (at * n.heads + h) * n.size;
-                if (n.size == 64) /* the usual size, known to the compiler */
-                    look(query, keys + start, values + start, bias, n.used - n.begin, 64, weights, y);
+}
+
+/* Every token's look back: out [batch, tokens, heads, size]. The mask [batch, tokens, used - begin] is added to the
+   products of queries and keys. Called by all threads together. */
+static void look_back(const Sizes *n, const float *joint, const float *keys, const float *values, const float *mask,
+                      float *out) {
+    long all = n->heads + 2 * n->shared, count = n->used - n->begin;
+#pragma omp for collapse(3) schedule(static)
+    for (long b = 0; b < n->batch; b++)
+        for (long h = 0; h < n->heads; h++)
+            for (long t = 0; t < n->tokens; t++) {
+                float weights[count];
+                long start = (((n->first + b) * n->shared + h * n->shared / n->heads) * n->room + n->begin) * n->size;
+                long at = b * n->tokens + t;
+                const float *query = joint + (at * all + h) * n->size;
+                const float *bias = mask ? mask + b * n->mask_row + t * n->mask_token : mask;
+                float *y = out + (at * n->heads + h) * n->size;
+                if (n->size == 64) /* the usual size, known to the compiler */
+                    look(query, keys + start, values + start, bias, count, 64, weights, y);
                 else
-                    look(query, keys + start, values + start, bias, n.used - n.begin, n.size, weights, y);
+                    look(query, keys + start, values + start, bias, count, n->size, weights, y);
             }
-        }
+}
+
+void attend(Sizes n, float *joint, const float *cos, const float *sin, const long *slots, float *keys, float *values,
+            const float *mask, float *out) {
+#pragma omp parallel if (n.batch * n.tokens * n.heads * (n.used - n.begin) > 4096)
+    {
+#pragma omp for schedule(static)
+        for (long at = 0; at < n.batch * n.tokens; at++) turn(&n, at, joint, cos, sin, slots, keys, values);
+        look_back(&n, joint, keys, values, mask, out);
+    }
 }
 
 /* out [rows, width] = x / sqrt(mean(x^2) + eps) * weight. */
@@ -136,24 +152,6 @@ FLOATS(1) FLOATS(2) FLOATS(3) FLOATS(4) FLOATS(5) FLOATS(6)
 
 typedef void Floats(const float *, const float *, long, float *);
 static Floats *const FLOATS[] = {floats1, floats2, floats3, floats4, floats5, floats6};
-
-/* out [rows, outputs] = x [rows, width] @ weights + bias; the weights lie in groups of 32 columns. */
-void linear_floats(const float *x, long rows, long width, const float *weights, const float *bias, long outputs,
-                   float *out) {
-    long groups = (outputs + 31) / 32;
-#pragma omp parallel for schedule(static) if (rows * width * outputs > 65536)
-    for (long g = 0; g < groups; g++) {
-        long n = 32 * g, columns = outputs - n < 32 ? outputs - n : 32;
-        float made[6 * 32];
-        for (long r = 0, count; r < rows; r += count) {
-            count = rows - r < 6 ? rows - r : 6;
-            FLOATS[count - 1](x + r * width, weights + n * width, width, made);
-            for (long i = 0; i < count; i++)
-                for (long c = 0; c < columns; c++)
-                    out[(r + i) * outputs + n + c] = made[32 * i + c] + (bias ? bias[n + c] : 0);
-        }
-    }
-}
 
 #ifdef __AVX512F__
 int has_floats(void) { return 1; }
@@ -221,28 +219,123 @@ typedef void Tile(const uint8_t *, const float *, const int8_t *, const float *,
                   float *, long, __mmask16, __mmask16);
 static Tile *const TILES[] = {tile1, tile2, tile3, tile4, tile5, tile6, tile7, tile8};
 
-/* out [rows, outputs] = x [rows, width] @ weights + bias. The weights lie in groups of 32 columns; scale, sums (of the
-   weights) and bias are filled up to whole groups. width is a multiple of 8; bytes [rows, width] and affine [rows, 2]
-   are room to work in. */
-void linear(const float *x, const float *gain, float floor, long rows, long width, const int8_t *weights,
-            const float *scale, const float *sums, const float *bias, long outputs, uint8_t *bytes, float *affine,
-            float *out) {
-    for (long r = 0; r < rows; r++) to_bytes(x + r * width, gain, floor, width, bytes + r * width, affine + 2 * r);
-    long groups = (outputs + 31) / 32;
-#pragma omp parallel for schedule(static) if (rows * width * outputs > 65536)
+#else
+int has_linear(void) { return 0; }
+#endif
+
+/* A linear layer, and what comes before it: x is multiplied by the gain, where there is one, and with floor >= 0 divided
+   by the root of floor^2 and the sum of its squares. The weights lie in groups of 32 columns, as bytes where there is a
+   scale; scale, sums (of the weights) and bias are filled up to whole groups. */
+typedef struct {
+    const void *weights;
+    const float *scale, *sums, *bias, *gain;
+    float floor;
+    long width, outputs;
+} Linear;
+
+/* Row r of x as the tiles take it; room for rows [rows, width] in floats and two floats a row. */
+static void prepare(const Linear *layer, const float *x, long r, long rows, char *room) {
+    long width = layer->width;
+#ifdef __AVX512VNNI__
+    if (layer->scale) {
+        float *affine = (float *)(room + rows * width);
+        to_bytes(x, layer->gain, layer->floor, width, (uint8_t *)room + r * width, affine + 2 * r);
+        return;
+    }
+#endif
+    float *out = (float *)room + r * width, square = 0;
+    for (long i = 0; i < width; i++) square += x[i] * x[i];
+    float shrink = layer->floor < 0 ? 1 : 1 / sqrtf(layer->floor * layer->floor + square);
+    for (long i = 0; i < width; i++) out[i] = layer->gain ? x[i] * shrink * layer->gain[i] : x[i] * shrink;
+}
+
+/* out [rows, outputs] = what was prepared @ weights + bias. Called by all threads together. */
+static void multiply(const Linear *layer, const char *room, long rows, float *out) {
+    long width = layer->width, outputs = layer->outputs, groups = (outputs + 31) / 32;
+#pragma omp for schedule(static)
     for (long g = 0; g < groups; g++) {
         long n = 32 * g, rest = outputs - n;
-        __mmask16 left = rest >= 16 ? 0xffff : (1 << rest) - 1;
-        __mmask16 right = rest >= 32 ? 0xffff : rest <= 16 ? 0 : (1 << (rest - 16)) - 1;
+        const float *bias = layer->bias ? layer->bias + n : layer->bias;
+#ifdef __AVX512VNNI__
+        if (layer->scale) {
+            const float *affine = (const float *)(room + rows * width);
+            __mmask16 left = rest >= 16 ? 0xffff : (1 << rest) - 1;
+            __mmask16 right = rest >= 32 ? 0xffff : rest <= 16 ? 0 : (1 << (rest - 16)) - 1;
+            for (long r = 0, count; r < rows; r += count) {
+                count = rows - r < 8 ? rows - r : 8;
+                TILES[count - 1]((const uint8_t *)room + r * width, affine + 2 * r,
+                                 (const int8_t *)layer->weights + n * width, layer->scale + n, layer->sums + n, bias,
+                                 width, out + r * outputs + n, outputs, left, right);
+            }
+            continue;
+        }
+#endif
+        float made[6 * 32];
         for (long r = 0, count; r < rows; r += count) {
-            count = rows - r < 8 ? rows - r : 8;
-            TILES[count - 1](bytes + r * width, affine + 2 * r, weights + n * width, scale + n, sums + n,
-                             bias ? bias + n : bias, width, out + r * outputs + n, outputs, left, right);
+            count = rows - r < 6 ? rows - r : 6;
+            FLOATS[count - 1]((const float *)room + r * width, (const float *)layer->weights + n * width, width, made);
+            for (long i = 0; i < count; i++)
+                for (long c = 0; c < 32 && c < rest; c++)
+                    out[(r + i) * outputs + n + c] = made[32 * i + c] + (bias ? bias[c] : 0);
         }
     }
 }
 
-#else
-int has_linear(void) { return 0; }
-void linear(void) {}
-#endif
+/* out [rows, outputs] of x [rows, width]. */
+void linear(const Linear *layer, const float *x, long rows, char *room, float *out) {
+#pragma omp parallel if (rows * layer->width * layer->outputs > 65536)
+    {
+#pragma omp for schedule(static)
+        for (long r = 0; r < rows; r++) prepare(layer, x + r * layer->width, r, rows, room);
+        multiply(layer, room, rows, out);
+    }
+}
+
+typedef struct {
+    Linear qkv, out, gate_up, down; /* the first and the third with the norms before them */
+} Layer;
+
+/* Layers one after another: x [batch, tokens, width] in place, and what each layer is given in states [layers, ...] if
+   there is room. Stores are keys and values of each layer, masks one for each; work [rows, 2 * work_width + width] and
+   room are to work in. */
+void stack(Sizes n, long layers, const Layer *all, float *const *stores, const float *const *masks, const float *cos,
+           const float *sin, const long *slots, float *x, float *states, float *work, long work_width, char *room) {
+    long rows = n.batch * n.tokens, width = all->qkv.width;
+    float *joint = work, *seen = joint + rows * work_width, *made = seen + rows * work_width;
+#pragma omp parallel if (rows * width * all->gate_up.outputs > 65536)
+    {
+        for (long l = 0; l < layers; l++) {
+            const Layer *layer = all + l;
+            long inner = layer->down.width, heads = n.heads * n.size;
+#pragma omp for schedule(static)
+            for (long r = 0; r < rows; r++) {
+                float *mine = x + r * width;
+                for (long i = 0; l && i < width; i++) mine[i] += made[r * width + i];
+                for (long i = 0; states && i < width; i++) states[(l * rows + r) * width + i] = mine[i];
+                prepare(&layer->qkv, mine, r, rows, room);
+            }
+            multiply(&layer->qkv, room, rows, joint);
+#pragma omp for schedule(static)
+            for (long r = 0; r < rows; r++) turn(&n, r, joint, cos, sin, slots, stores[2 * l], stores[2 * l + 1]);
+            look_back(&n, joint, stores[2 * l], stores[2 * l + 1], masks ? masks[l] : 0, seen);
+#pragma omp for schedule(static)
+            for (long r = 0; r < rows; r++) prepare(&layer->out, seen + r * heads, r, rows, room);
+            multiply(&layer->out, room, rows, made);
+#pragma omp for schedule(static)
+            for (long r = 0; r < rows; r++) {
+                float *mine = x + r * width;
+                for (long i = 0; i < width; i++) mine[i] += made[r * width + i];
+                prepare(&layer->gate_up, mine, r, rows, room);
+            }
+            multiply(&layer->gate_up, room, rows, joint);
+#pragma omp for schedule(static)
+            for (long r = 0; r < rows; r++) {
+                gate_row(joint + r * 2 * inner, inner, seen + r * inner);
+                prepare(&layer->down, seen + r * inner, r, rows, room);
+            }
+            multiply(&layer->down, room, rows, made);
+        }
+#pragma omp for schedule(static)
+        for (long i = 0; i < rows * width; i++) x[i] += made[i];
+    }
+}

@@ -14,6 +14,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,19 +31,41 @@ LONGEST = 1 << 15  # slots that one token looks at
 GROUP = 32  # columns of weights that lie together
 
 
+class Linear(ctypes.Structure):
+    """A linear layer and the norm before it, as native.c has them."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "scale", "sums", "bias", "gain")),
+        ("floor", ctypes.c_float),
+        *((name, ctypes.c_long) for name in ("width", "outputs")),
+    )
+
+
 class Layer(NamedTuple):
-    """Weights as the C function reads them."""
+    """Weights as the C functions read them."""
 
-    weights: torch.Tensor  # [N / 32, K / 4, 32, 4] int8
-    scale: torch.Tensor  # [N], as are the others; N filled up to a multiple of 32
-    sums: torch.Tensor
-    bias: torch.Tensor | None
-    width: int
-    outputs: int
+    plan: Linear  # where everything is
+    weights: torch.Tensor  # [N / 32, K / 4, 32, 4] int8, or [N / 32, K, 32] float32
+    others: tuple[torch.Tensor | None, ...]  # scale, sums, bias, gain; the first three filled up to a multiple of 32
+
+    @property
+    def dense(self) -> torch.Tensor:
+        """[N, K], of weights in float32."""
+        return self.weights.transpose(1, 2).reshape(-1, self.plan.width)[: self.plan.outputs]
 
 
-def lay_out(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Layer | None:
-    """Integer weights [N, K] with a scale [N] each; None where the C function is not to be had."""
+def lay_out(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    gain: torch.Tensor | None = None,
+    floor: float | None = None,
+) -> Layer | None:
+    """Integer weights [N, K] with a scale [N] each; None where the C function is not to be had.
+
+    Each row of x [..., K] is multiplied by the gain [K] and, with a floor, divided by the root of floor^2 and the sum of
+    its squares: with a suitable gain, RMSNorm. Then it is rounded to bytes.
+    """
     outputs, width = weight.shape
     if width % 8 or compiled() is None or not compiled().has_linear():
         return None
@@ -50,67 +73,106 @@ def lay_out(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     whole = F.pad(weight, (0, 0, 0, missing)).view(-1, GROUP, width // 4, 4).transpose(1, 2).contiguous()
     sums = weight.sum(dim=1).float() * scale
     filled = [None if one is None else F.pad(one, (0, missing)) for one in (scale, sums, bias)]
-    return Layer(whole, filled[0], filled[1], filled[2], width, outputs)  # type: ignore[arg-type]
+    return _layer(whole, (*filled, gain), floor, width, outputs)
 
 
-def linear(x: torch.Tensor, layer: Layer, gain: torch.Tensor | None, floor: float | None) -> torch.Tensor:
-    """x [..., K] times gain [K], each row rounded to bytes, times the weights: [..., N].
-
-    With a floor each row is divided by the root of floor^2 and the sum of its squares: with a suitable gain, RMSNorm.
-    """
-    x = x.contiguous()
-    count = x.numel() // layer.width
-    out = torch.empty((*x.shape[:-1], layer.outputs))
-    room = torch.empty(count * (layer.width + 8), dtype=torch.uint8)  # bytes [M, K], then two floats a row
-    compiled().linear(
-        x.data_ptr(),
-        None if gain is None else gain.data_ptr(),
-        -1.0 if floor is None else floor,
-        count,
-        layer.width,
-        layer.weights.data_ptr(),
-        layer.scale.data_ptr(),
-        layer.sums.data_ptr(),
-        None if layer.bias is None else layer.bias.data_ptr(),
-        layer.outputs,
-        room.data_ptr(),
-        room.data_ptr() + count * layer.width,
-        out.data_ptr(),
-    )
-    return out
-
-
-class Floats(NamedTuple):
-    """Weights in float32 as the C function reads them."""
-
-    weights: torch.Tensor  # [N / 32, K, 32]
-    bias: torch.Tensor | None  # [N]
-    width: int
-    outputs: int
-
-    @property
-    def dense(self) -> torch.Tensor:
-        """[N, K]."""
-        return self.weights.transpose(1, 2).reshape(-1, self.width)[: self.outputs]
-
-
-def lay_out_floats(weight: torch.Tensor, bias: torch.Tensor | None) -> Floats | None:
-    """Weights [N, K]; None where the C function is not to be had."""
+def lay_out_floats(weight: torch.Tensor, bias: torch.Tensor | None) -> Layer | None:
+    """Weights [N, K] in float32; None where the C function is not to be had."""
     outputs, width = weight.shape
     if width % 2 or compiled() is None or not compiled().has_floats():
         return None
     whole = F.pad(weight, (0, 0, 0, -outputs % GROUP)).view(-1, GROUP, width).transpose(1, 2).contiguous()
-    return Floats(whole, bias, width, outputs)
+    return _layer(whole, (None, None, bias, None), None, width, outputs)
 
 
-def linear_floats(x: torch.Tensor, layer: Floats) -> torch.Tensor:
+def _layer(
+    weights: torch.Tensor, others: tuple[torch.Tensor | None, ...], floor: float | None, width: int, outputs: int
+) -> Layer:
+    others = tuple(None if one is None else one.contiguous() for one in others)
+    places = (None if one is None else one.data_ptr() for one in (weights, *others))
+    return Layer(Linear(*places, -1.0 if floor is None else floor, width, outputs), weights, others)
+
+
+def linear(x: torch.Tensor, layer: Layer) -> torch.Tensor:
     """x [..., K] times the weights: [..., N]."""
-    x = x.contiguous()
-    out = torch.empty((*x.shape[:-1], layer.outputs))
-    bias = None if layer.bias is None else layer.bias.data_ptr()
-    count, weights = x.numel() // layer.width, layer.weights.data_ptr()
-    compiled().linear_floats(x.data_ptr(), count, layer.width, weights, bias, layer.outputs, out.data_ptr())
+    x, plan = x.contiguous(), layer.plan
+    count = x.numel() // plan.width
+    out = torch.empty((*x.shape[:-1], plan.outputs))
+    room = torch.empty(count * (plan.width + 2))
+    compiled().linear(ctypes.byref(plan), x.data_ptr(), count, room.data_ptr(), out.data_ptr())
     return out
+
+
+class Block(ctypes.Structure):
+    """A layer of the Llama family, as native.c has it."""
+
+    _fields_ = tuple((name, Linear) for name in ("qkv", "out", "gate_up", "down"))
+
+
+class Stack(NamedTuple):
+    """Layers that follow one another, and what keeps them in memory."""
+
+    layers: Any  # array of Block
+    kept: list[Any]
+    heads: int
+    width: int  # of the widest thing a token is turned into
+
+
+def stack(blocks: Any) -> Stack | None:
+    """Blocks (llama.py) whose linear layers are all laid out, the norms before them included; else None."""
+    table, kept, widest = (Block * len(blocks))(), [], 0
+    for entry, block in zip(table, blocks, strict=True):
+        for name, norm in (("qkv", block.norm_in), ("out", None), ("gate_up", block.norm_mlp), ("down", None)):
+            layer = getattr(getattr(block, name), "layer", None)
+            if not isinstance(layer, Layer):
+                return None
+            plan = Linear.from_buffer_copy(layer.plan)
+            if isinstance(norm, torch.nn.RMSNorm):  # else it is part of the layer
+                gain = norm.weight.detach() * plan.width**0.5
+                plan.gain, plan.floor = gain.data_ptr(), (plan.width * (norm.eps or 0.0)) ** 0.5
+                kept.append(gain)
+            setattr(entry, name, plan)
+            kept.append(layer)
+            widest = max(widest, plan.outputs, plan.width)
+    return Stack(table, kept, blocks[0].shape.heads, widest)
+
+
+def run(
+    layers: Stack, x: torch.Tensor, rotation: Any, masks: Sequence[torch.Tensor | None], stores: Sequence[Any], keep: bool
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """x [B, T, width] through the last so many layers, and if asked for what each was given [layers, B, T, width]; None
+    where torch has to do it.
+
+    Keys and values are kept in the stores (layers of one SlotCache), and a mask for each layer is added, as Block says
+    it.
+    """
+    (batch, tokens, width), mask = x.shape, masks[0]
+    place = _place(getattr(stores[0], "cache", None), rotation, masks, batch, tokens, layers.heads)
+    if place is None:
+        return None
+    sizes, slots = place
+    cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
+    x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(stores)
+    first = ctypes.byref(layers.layers, (len(layers.layers) - count) * ctypes.sizeof(Block))  # the last so many
+    states = torch.empty((count, *x.shape)) if keep else None
+    work = torch.empty(rows * (3 * layers.width + width + 2))
+    kept = [buffer.data_ptr() for store in stores for buffer in (store.keys, store.values)]
+    compiled().stack(
+        sizes,
+        count,
+        first,
+        (ctypes.c_void_p * (2 * count))(*kept),
+        None if mask is None else (ctypes.c_void_p * count)(*(one.data_ptr() for one in masks if one is not None)),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        None if slots is None else slots.data_ptr(),
+        x.data_ptr(),
+        None if states is None else states.data_ptr(),
+        work.data_ptr(),
+        layers.width,
+        work.data_ptr() + 4 * rows * (2 * layers.width + width),
+    )
+    return x, states
 
 
 def fits(x: torch.Tensor) -> bool:
@@ -155,32 +217,45 @@ def attend(
     added, as Block says it.
     """
     cache, (batch, tokens) = getattr(store, "cache", None), joint.shape[:2]
-    if cache is None or not store.is_initialized or cache.used > LONGEST or len(rotation.cos) != batch:
+    place = _place(cache, rotation, [mask], batch, tokens, heads)
+    if place is None:
         return None
-    if cache.only is not None:  # its rows need not be neighbours
-        return None
-    row = token = 0
-    if mask is not None:
-        if mask.dtype != torch.float32 or mask.stride(3) != 1:
-            return None
-        row, token = mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)
-    keys, cos, sin = store.keys, rotation.cos.contiguous(), rotation.sin.contiguous()
-    _, shared, room, size = keys.shape
-    slots = None if cache.start is not None else cache.slots.contiguous()
-    out = torch.empty((batch, tokens, heads * size))
-    place = (room, cache.first, cache.start or 0, cache.begin, cache.used)
+    sizes, slots = place
+    cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
+    out = torch.empty((batch, tokens, heads * store.keys.shape[-1]))
     compiled().attend(
-        Sizes(batch, tokens, heads, shared, size, *place, row, token),
+        sizes,
         joint.data_ptr(),
         cos.data_ptr(),
         sin.data_ptr(),
         None if slots is None else slots.data_ptr(),
-        keys.data_ptr(),
+        store.keys.data_ptr(),
         store.values.data_ptr(),
         None if mask is None else mask.data_ptr(),
         out.data_ptr(),
     )
     return out
+
+
+def _place(
+    cache: Any, rotation: Any, masks: Sequence[torch.Tensor | None], batch: int, tokens: int, heads: int
+) -> tuple[Sizes, torch.Tensor | None] | None:
+    """Where a call writes and reads, and the slots if they are no range; None where that is not for these functions."""
+    mask, row, token = masks[0], 0, 0
+    if cache is None or not cache.layers[0].is_initialized or cache.used > LONGEST or len(rotation.cos) != batch:
+        return None
+    if cache.only is not None:  # its rows need not be neighbours
+        return None
+    if mask is not None:
+        if any(one is None or one.dtype != torch.float32 or one.stride() != mask.stride() for one in masks):
+            return None
+        if mask.stride(3) != 1:
+            return None
+        row, token = mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)
+    _, shared, room, size = cache.layers[0].keys.shape
+    slots = None if cache.start is not None else cache.slots.contiguous()
+    place = (room, cache.first, cache.start or 0, cache.begin, cache.used)
+    return Sizes(batch, tokens, heads, shared, size, *place, row, token), slots
 
 
 @cache
@@ -200,14 +275,13 @@ def compiled() -> Any:
     except (OSError, subprocess.SubprocessError):
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_long
-    inputs: list[Any] = [pointer, pointer, ctypes.c_float, count, count]
-    library.linear.argtypes = [*inputs, pointer, pointer, pointer, pointer, count, pointer, pointer, pointer]
-    library.linear.restype = None
-    library.linear_floats.argtypes = [pointer, count, count, pointer, pointer, count, pointer]
+    library.linear.argtypes = [pointer, pointer, count, pointer, pointer]
+    library.stack.argtypes = [Sizes, count, *[pointer] * 9, count, pointer]
     library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 8]
-    library.linear_floats.restype = library.norm.restype = library.gate.restype = library.attend.restype = None
+    for function in (library.linear, library.stack, library.norm, library.gate, library.attend):
+        function.restype = None
     return library
 
 
