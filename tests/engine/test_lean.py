@@ -16,7 +16,7 @@ import draftproof as dp
 from draftproof.draft import Tree
 from draftproof.models import native
 from draftproof.models.hf import HFModel
-from draftproof.models.lean import Lean, rebuild
+from draftproof.models.lean import Lean, pack, rebuild
 from draftproof.models.llama import Block, Rotation, Shape, frequencies
 from draftproof.models.slots import SlotCache
 from tests import tiny
@@ -64,7 +64,7 @@ def test_it_says_what_transformers_says(name):
     assert attention.k_proj.weight.data_ptr() == qkv.weight[32 if name != "llama3" else 64 :].data_ptr()  # not doubled
 
 
-@pytest.mark.parametrize("way", ["C", "torch"])
+@pytest.mark.parametrize("way", ["C", "packed", "torch"])
 @pytest.mark.parametrize("name", networks())
 def test_sessions_do_not_notice(monkeypatch, name, way):
     """Uneven rows, trees drafted level by level, several steps, paths kept; inside and beyond the window."""
@@ -73,7 +73,11 @@ def test_sessions_do_not_notice(monkeypatch, name, way):
     network = networks()[name]
     tree = Tree((-1, 0, 0, 1, 1, 2))
     said = []
-    for one in (HFModel(copy.deepcopy(network)), HFModel(rebuild(network))):
+    ours = rebuild(copy.deepcopy(network))
+    if way == "packed":
+        pack(ours)
+        assert (ours.blocks.laid_out is not None) == bool(native.compiled() and native.compiled().has_floats())
+    for one in (HFModel(network), HFModel(ours)):
         session, numbers = one.session(2, 60), np.random.default_rng(3)
         session.join(0, [7, 8, 9, 10])
         session.join(1, [3, 4])
@@ -132,13 +136,27 @@ def test_in_c_a_row_alone_and_in_company_is_the_same_bit_for_bit():
     torch.manual_seed(5)
     linear, norm, x = torch.nn.Linear(96, 70), torch.nn.RMSNorm(96, 1e-5), torch.randn(33, 96)
     layer = native.lay_out_floats(linear.weight.detach(), linear.bias.detach())
-    together = native.linear_floats(x, layer)
+    together = native.linear(x, layer)
     torch.testing.assert_close(together, linear(x), atol=1e-5, rtol=1e-5)
     normed = native.norm(x[None], norm.weight, 1e-5)[0]
     torch.testing.assert_close(normed, norm(x), atol=1e-6, rtol=1e-6)
     for count in range(1, 9):
-        assert torch.equal(native.linear_floats(x[5 : 5 + count], layer), together[5 : 5 + count])
+        assert torch.equal(native.linear(x[5 : 5 + count], layer), together[5 : 5 + count])
         assert torch.equal(native.norm(x[None, 5 : 5 + count], norm.weight, 1e-5)[0], normed[5 : 5 + count])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_in_c_a_token_is_read_the_same_with_and_without_guesses_after_it(dtype, tmp_path):
+    """Bit for bit through the whole network: what comes later is not just small, it is nothing."""
+    if native.compiled() is None or not (native.compiled().has_floats() and native.compiled().has_linear()):
+        return
+    model, said = dp.load(str(tiny.save(tmp_path)), dtype=dtype), []
+    for length in (0, 1, 5, 19):
+        session = model.session(1, 60)
+        session.join(0, list(range(40, 60)))
+        session.read(1)
+        said.append(session.extend(Tree.chain(length), np.arange(length + 1)[None] + 7, range(length + 1))[:, 0])
+    assert all(torch.equal(one, said[0]) for one in said)
 
 
 def test_the_gate_in_c_is_the_gate():

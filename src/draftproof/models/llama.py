@@ -98,8 +98,12 @@ class Block(nn.Module):
     def _launch(self, x: torch.Tensor, rotation: Rotation, rule: cuda.Causal, store: Store | None) -> torch.Tensor:
         """The same in few launches, where `cuda.fits`."""
         shape = self.shape
-        joint = self.qkv(cuda.norm(x, self.norm_in))
+        small = cuda.small(x, shape)
+        joint = cuda.product(x, self.qkv, self.norm_in) if small else self.qkv(cuda.norm(x, self.norm_in))
         seen = cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
+        if small:
+            x = cuda.product(seen, self.out, added=x)
+            return cuda.product(cuda.product(x, self.gate_up, self.norm_mlp, gate=True), self.down, added=x)
         x, inner = cuda.add_norm(x, self.out(seen), self.norm_mlp)
         gated = cuda.gate(self.gate_up(inner))
         x.flatten(0, 1).addmm_(gated.flatten(0, 1), self.down.weight.T)  # in place: x is ours since add_norm
@@ -134,7 +138,7 @@ class Blocks(nn.ModuleList):
         stores: Sequence[Any],
         first: int = 0,
         keep: bool = False,
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, Any]:
         """x [B, T, width] through all layers from `first` on, with a mask and a store for each layer.
 
         keep      say also what each layer was given

@@ -36,34 +36,97 @@ typedef struct {
     long mask_row, mask_token;               /* strides */
 } Sizes;
 
-typedef float Lanes __attribute__((vector_size(64), aligned(4)));
+enum { AHEAD = 4096 }; /* bytes of weights that are fetched while others are multiplied */
 
-/* One token's look back: out [size] from query [size] and keys and values [count, size]; weights [count] is room. */
-static inline void look(const float *query, const float *keys, const float *values, const float *mask, long count, long size,
-                 float *weights, float *out) {
-    float largest = -INFINITY, total = 0, scale = 1 / sqrtf(size);
-    for (long s = 0; s < count; s++) {
-        float dot = 0;
-        for (long i = 0; i < size; i++) dot += query[i] * keys[s * size + i];
-        weights[s] = dot * scale + (mask ? mask[s] : 0);
+typedef float Lanes __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Whole __attribute__((vector_size(64), aligned(4)));
+
+static inline Lanes choose(Whole where, Lanes yes, Lanes no) { return (Lanes)((where & (Whole)yes) | (~where & (Whole)no)); }
+static inline Lanes larger(Lanes a, Lanes b) { return choose(a > b, a, b); }
+
+/* Of numbers that are not positive; zero below -80. */
+static inline Lanes exponentials(Lanes x) {
+    Lanes t = choose(x < -80, x * 0 - 80, x) * 1.44269504f;
+    Whole whole = __builtin_convertvector(t - 0.5f, Whole); /* the nearest */
+    Lanes f = t - __builtin_convertvector(whole, Lanes), p = 0.00133335581f + f * 0.000154035304f;
+    p = 0.0555041087f + f * (0.00961812911f + f * p);
+    p = 1 + f * (0.693147181f + f * (0.240226507f + f * p));
+    return choose(x < -80, x * 0, (Lanes)((whole + 127) << 23) * p);
+}
+
+/* Sums of 16 vectors, each into its lane. */
+static inline Lanes sums_of(Lanes *x) {
+    const Whole even[] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+                          {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+                          {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+                          {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}};
+    for (int stage = 0; stage < 4; stage++)
+        for (int i = 0; i < 8 >> stage; i++)
+            x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], even[stage]) +
+                   __builtin_shuffle(x[2 * i], x[2 * i + 1], even[stage] + (1 << stage));
+    return x[0];
+}
+
+/* Products of a query with 16 keys from `key` on; of which those beyond `left` are not there. */
+static inline Lanes dots(const float *query, const float *key, long left, long size) {
+    Lanes part[16], sums = {0};
+    for (int j = 0; j < 16; j++) {
+        const float *k = key + (j < left ? j : 0) * size;
+        if (size % 16) {
+            for (long i = 0; i < size; i++) sums[j] += query[i] * k[i];
+            continue;
+        }
+        part[j] = *(const Lanes *)query * *(const Lanes *)k;
+        for (long i = 16; i < size; i += 16) part[j] += *(const Lanes *)(query + i) * *(const Lanes *)(k + i);
     }
-    for (long s = 0; s < count; s++) largest = weights[s] > largest ? weights[s] : largest;
-    for (long s = 0; s < count; s++) total += weights[s] = exponential(weights[s] - largest);
-    for (long s = 0; s < count; s++) weights[s] /= total;
+    return size % 16 ? sums : sums_of(part);
+}
+
+/* out [size] += weights [count] @ values [count, size]. */
+static inline void gather(const float *weights, const float *values, long count, long size, float *out) {
     long i = 0;
     for (; i + 64 <= size; i += 64) { /* in registers, as long as they last */
-        Lanes a = {0}, b = {0}, c = {0}, d = {0};
+        Lanes *y = (Lanes *)(out + i), a = y[0], b = y[1], c = y[2], d = y[3];
         for (long s = 0; s < count; s++) {
             const Lanes *v = (const Lanes *)(values + s * size + i);
             a += weights[s] * v[0], b += weights[s] * v[1], c += weights[s] * v[2], d += weights[s] * v[3];
         }
-        Lanes *y = (Lanes *)(out + i);
         y[0] = a, y[1] = b, y[2] = c, y[3] = d;
     }
-    for (; i < size; i++) {
-        out[i] = 0;
+    for (; i < size; i++)
         for (long s = 0; s < count; s++) out[i] += weights[s] * values[s * size + i];
+}
+
+/* One token's look back: out [group, size] from a group of queries [group, size] and the keys and values [count, size]
+   that they share; weights [group, whole] is room, whole being the count filled up to whole lanes. What the mask hides
+   weighs nothing at all, and sums run by the number of a slot, so what is hidden behind the last slot seen does not change
+   a bit. Slots are taken in small parts, so that the group finds them in the nearest cache. */
+static inline void look(const float *query, const float *keys, const float *values, const float *mask, long count,
+                        long size, long group, float *weights, float *out) {
+    enum { PART = 32 };
+    float scale = 1 / sqrtf(size);
+    long whole = (count + 15) / 16 * 16;
+    for (long s = 0; s < count; s += 16) {
+        Lanes hidden = {0};
+        long left = count - s < 16 ? count - s : 16;
+        for (long j = 0; mask && j < left; j++) hidden[j] = mask[s + j];
+        for (long j = left; j < 16; j++) hidden[j] = -INFINITY;
+        for (long g = 0; g < group; g++)
+            *(Lanes *)(weights + g * whole + s) = scale * dots(query + g * size, keys + s * size, left, size) + hidden;
     }
+    for (long g = 0; g < group; g++) {
+        Lanes *mine = (Lanes *)(weights + g * whole), most = mine[0], sums = {0};
+        float largest = -INFINITY, total = 0;
+        for (long s = 1; s < whole / 16; s++) most = larger(mine[s], most);
+        for (int i = 0; i < 16; i++) largest = most[i] > largest ? most[i] : largest;
+        for (long s = 0; s < whole / 16; s++) sums += mine[s] = exponentials(mine[s] - largest);
+        for (int i = 0; i < 16; i++) total += sums[i];
+        for (long s = 0; s < whole / 16; s++) mine[s] /= total;
+        for (long i = 0; i < size; i++) out[g * size + i] = 0;
+    }
+    for (long s = 0; s < count; s += PART)
+        for (long g = 0; g < group; g++)
+            gather(weights + g * whole + s, values + s * size, count - s < PART ? count - s : PART, size, out + g * size);
 }
 
 /* joint [batch, tokens, heads + 2 * shared, size] holds queries, keys and values. Turns the queries and keys of one
@@ -93,21 +156,21 @@ static void turn(const Sizes *n, long at, float *joint, const float *cos, const 
    products of queries and keys. Called by all threads together. */
 static void look_back(const Sizes *n, const float *joint, const float *keys, const float *values, const float *mask,
                       float *out) {
-    long all = n->heads + 2 * n->shared, count = n->used - n->begin;
+    long all = n->heads + 2 * n->shared, count = n->used - n->begin, group = n->heads / n->shared;
 #pragma omp for collapse(3) schedule(static)
     for (long b = 0; b < n->batch; b++)
-        for (long h = 0; h < n->heads; h++)
+        for (long h = 0; h < n->shared; h++)
             for (long t = 0; t < n->tokens; t++) {
-                float weights[count];
-                long start = (((n->first + b) * n->shared + h * n->shared / n->heads) * n->room + n->begin) * n->size;
+                float weights[group * (count + 15)];
+                long start = (((n->first + b) * n->shared + h) * n->room + n->begin) * n->size;
                 long at = b * n->tokens + t;
-                const float *query = joint + (at * all + h) * n->size;
+                const float *query = joint + (at * all + h * group) * n->size;
                 const float *bias = mask ? mask + b * n->mask_row + t * n->mask_token : mask;
-                float *y = out + (at * n->heads + h) * n->size;
+                float *y = out + (at * n->heads + h * group) * n->size;
                 if (n->size == 64) /* the usual size, known to the compiler */
-                    look(query, keys + start, values + start, bias, count, 64, weights, y);
+                    look(query, keys + start, values + start, bias, count, 64, group, weights, y);
                 else
-                    look(query, keys + start, values + start, bias, count, n->size, weights, y);
+                    look(query, keys + start, values + start, bias, count, n->size, group, weights, y);
             }
 }
 
@@ -167,21 +230,28 @@ int has_linear(void) { return 1; }
 /* x [width] times gain [width] becomes low + unit * byte. With floor >= 0 both are divided by the root of floor^2 and
    the sum of the squares of x: RMSNorm. */
 static void to_bytes(const float *x, const float *gain, float floor, long width, uint8_t *bytes, float *affine) {
-    float low = INFINITY, high = -INFINITY, square = 0;
-    for (long i = 0; i < width; i++) {
-        float z = gain ? x[i] * gain[i] : x[i];
-        low = z < low ? z : low;
-        high = z > high ? z : high;
-        square += x[i] * x[i];
+    __m512 low = _mm512_set1_ps(INFINITY), high = _mm512_set1_ps(-INFINITY), square = _mm512_setzero_ps();
+    for (long i = 0; i < width; i += 16) {
+        __mmask16 some = width - i < 16 ? (1 << (width - i)) - 1 : 0xffff;
+        __m512 z = _mm512_maskz_loadu_ps(some, x + i);
+        square = _mm512_fmadd_ps(z, z, square);
+        if (gain) z = _mm512_mul_ps(z, _mm512_maskz_loadu_ps(some, gain + i));
+        low = _mm512_mask_min_ps(low, some, low, z);
+        high = _mm512_mask_max_ps(high, some, high, z);
     }
-    float unit = (high - low) / 255, steps = unit > 0 ? 1 / unit : 0;
-    for (long i = 0; i < width; i++) {
-        float z = gain ? x[i] * gain[i] : x[i];
-        bytes[i] = (uint8_t)(int32_t)((z - low) * steps + 0.5f);
+    float least = _mm512_reduce_min_ps(low), unit = (_mm512_reduce_max_ps(high) - least) / 255;
+    __m512 steps = _mm512_set1_ps(unit > 0 ? 1 / unit : 0), half = _mm512_set1_ps(0.5f);
+    low = _mm512_set1_ps(least);
+    for (long i = 0; i < width; i += 16) {
+        __mmask16 some = width - i < 16 ? (1 << (width - i)) - 1 : 0xffff;
+        __m512 z = _mm512_maskz_loadu_ps(some, x + i);
+        if (gain) z = _mm512_mul_ps(z, _mm512_maskz_loadu_ps(some, gain + i));
+        z = _mm512_fmadd_ps(_mm512_sub_ps(z, low), steps, half);
+        _mm512_mask_cvtusepi32_storeu_epi8(bytes + i, some, _mm512_cvttps_epi32(z));
     }
-    float shrink = floor < 0 ? 1 : 1 / sqrtf(floor * floor + square);
+    float shrink = floor < 0 ? 1 : 1 / sqrtf(floor * floor + _mm512_reduce_add_ps(square));
     affine[0] = unit * shrink;
-    affine[1] = low * shrink;
+    affine[1] = least * shrink;
 }
 
 /* COUNT rows times 32 columns of weights, which lie as [width / 4][32][4]. */
@@ -196,6 +266,8 @@ static void to_bytes(const float *x, const float *gain, float floor, long width,
             for (int p = 0; p < PHASES; p++) {                                                                       \
                 const int8_t *w = weights + 32 * (k + 4 * p);                                                        \
                 __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);                                 \
+                if (COUNT > 5) /* counting takes so long that memory would wait */                                   \
+                    _mm_prefetch(w + AHEAD, _MM_HINT_T1), _mm_prefetch(w + AHEAD + 64, _MM_HINT_T1);                 \
                 for (int r = 0; r < COUNT; r++) {                                                                    \
                     __m512i x = _mm512_set1_epi32(*(const int32_t *)(bytes + r * width + k + 4 * p));                \
                     sum[r][p][0] = _mm512_dpbusd_epi32(sum[r][p][0], x, w0);                                         \
@@ -249,6 +321,12 @@ static void prepare(const Linear *layer, const float *x, long r, long rows, char
     for (long i = 0; i < width; i++) out[i] = layer->gain ? x[i] * shrink * layer->gain[i] : x[i] * shrink;
 }
 
+/* How many of the rows go first if at most so many go at once: tiles of few rows are slow. */
+static inline long evenly(long rows, long most) {
+    long tiles = (rows + most - 1) / most;
+    return (rows + tiles - 1) / tiles;
+}
+
 /* out [rows, outputs] = what was prepared @ weights + bias. Called by all threads together. */
 static void multiply(const Linear *layer, const char *room, long rows, float *out) {
     long width = layer->width, outputs = layer->outputs, groups = (outputs + 31) / 32;
@@ -261,18 +339,18 @@ static void multiply(const Linear *layer, const char *room, long rows, float *ou
             const float *affine = (const float *)(room + rows * width);
             __mmask16 left = rest >= 16 ? 0xffff : (1 << rest) - 1;
             __mmask16 right = rest >= 32 ? 0xffff : rest <= 16 ? 0 : (1 << (rest - 16)) - 1;
+            const int8_t *weights = (const int8_t *)layer->weights + n * width;
             for (long r = 0, count; r < rows; r += count) {
-                count = rows - r < 8 ? rows - r : 8;
-                TILES[count - 1]((const uint8_t *)room + r * width, affine + 2 * r,
-                                 (const int8_t *)layer->weights + n * width, layer->scale + n, layer->sums + n, bias,
-                                 width, out + r * outputs + n, outputs, left, right);
+                count = evenly(rows - r, 8);
+                TILES[count - 1]((const uint8_t *)room + r * width, affine + 2 * r, weights, layer->scale + n,
+                                 layer->sums + n, bias, width, out + r * outputs + n, outputs, left, right);
             }
             continue;
         }
 #endif
         float made[6 * 32];
         for (long r = 0, count; r < rows; r += count) {
-            count = rows - r < 6 ? rows - r : 6;
+            count = evenly(rows - r, 6);
             FLOATS[count - 1]((const float *)room + r * width, (const float *)layer->weights + n * width, width, made);
             for (long i = 0; i < count; i++)
                 for (long c = 0; c < 32 && c < rest; c++)

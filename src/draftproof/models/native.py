@@ -63,8 +63,8 @@ def lay_out(
 ) -> Layer | None:
     """Integer weights [N, K] with a scale [N] each; None where the C function is not to be had.
 
-    Each row of x [..., K] is multiplied by the gain [K] and, with a floor, divided by the root of floor^2 and the sum of
-    its squares: with a suitable gain, RMSNorm. Then it is rounded to bytes.
+    Each row of x [..., K] is multiplied by the gain [K] and, with a floor, divided by the root of floor^2 and the sum
+    of its squares: with a suitable gain, RMSNorm. Then it is rounded to bytes.
     """
     outputs, width = weight.shape
     if width % 8 or compiled() is None or not compiled().has_linear():
@@ -138,7 +138,12 @@ def stack(blocks: Any) -> Stack | None:
 
 
 def run(
-    layers: Stack, x: torch.Tensor, rotation: Any, masks: Sequence[torch.Tensor | None], stores: Sequence[Any], keep: bool
+    layers: Stack,
+    x: torch.Tensor,
+    rotation: Any,
+    masks: Sequence[torch.Tensor | None],
+    stores: Sequence[Any],
+    keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """x [B, T, width] through the last so many layers, and if asked for what each was given [layers, B, T, width]; None
     where torch has to do it.
@@ -147,7 +152,7 @@ def run(
     it.
     """
     (batch, tokens, width), mask = x.shape, masks[0]
-    place = _place(getattr(stores[0], "cache", None), rotation, masks, batch, tokens, layers.heads)
+    place = _place(stores, rotation, masks, batch, tokens, layers.heads)
     if place is None:
         return None
     sizes, slots = place
@@ -162,7 +167,7 @@ def run(
         count,
         first,
         (ctypes.c_void_p * (2 * count))(*kept),
-        None if mask is None else (ctypes.c_void_p * count)(*(one.data_ptr() for one in masks if one is not None)),
+        None if mask is None else (ctypes.c_void_p * count)(*(one.data_ptr() for one in masks)),
         cos.data_ptr(),
         sin.data_ptr(),
         None if slots is None else slots.data_ptr(),
@@ -216,8 +221,8 @@ def attend(
     Queries and keys are turned, keys and values kept in the store (a layer of a SlotCache), and the mask [B, 1, T, S]
     added, as Block says it.
     """
-    cache, (batch, tokens) = getattr(store, "cache", None), joint.shape[:2]
-    place = _place(cache, rotation, [mask], batch, tokens, heads)
+    batch, tokens = joint.shape[:2]
+    place = _place([store], rotation, [mask], batch, tokens, heads)
     if place is None:
         return None
     sizes, slots = place
@@ -238,13 +243,13 @@ def attend(
 
 
 def _place(
-    cache: Any, rotation: Any, masks: Sequence[torch.Tensor | None], batch: int, tokens: int, heads: int
+    stores: Sequence[Any], rotation: Any, masks: Sequence[Any], batch: int, tokens: int, heads: int
 ) -> tuple[Sizes, torch.Tensor | None] | None:
     """Where a call writes and reads, and the slots if they are no range; None where that is not for these functions."""
-    mask, row, token = masks[0], 0, 0
-    if cache is None or not cache.layers[0].is_initialized or cache.used > LONGEST or len(rotation.cos) != batch:
+    cache, mask, row, token = getattr(stores[0], "cache", None), masks[0], 0, 0
+    if cache is None or not all(store.is_initialized for store in stores):
         return None
-    if cache.only is not None:  # its rows need not be neighbours
+    if cache.only is not None or cache.used > LONGEST or len(rotation.cos) != batch:  # rows that are not neighbours
         return None
     if mask is not None:
         if any(one is None or one.dtype != torch.float32 or one.stride() != mask.stride() for one in masks):
@@ -252,7 +257,7 @@ def _place(
         if mask.stride(3) != 1:
             return None
         row, token = mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)
-    _, shared, room, size = cache.layers[0].keys.shape
+    _, shared, room, size = stores[0].keys.shape
     slots = None if cache.start is not None else cache.slots.contiguous()
     place = (room, cache.first, cache.start or 0, cache.begin, cache.used)
     return Sizes(batch, tokens, heads, shared, size, *place, row, token), slots
