@@ -1,8 +1,8 @@
-"""Engines under audit: ours with every kind of rule, and transformers' plain, assisted and lookup generation.
+"""Engines under audit: ours with each rule and drafter; transformers' plain, assisted and lookup generation.
 
 `python -m benchmarks.audit --tokens 200000` collects transcripts from SmolLM2, audits them and writes
 benchmarks/results/audit.json, one row for each engine and setting. It runs on a GPU if there is one; on a CPU ask for a
-few thousand tokens. `--target small` audits a random model of 258 tokens instead, for which a CPU is enough. `--only
+few thousand tokens. `--target small` audits a random model of 32 tokens instead, for which a CPU is enough. `--only
 lookup assisted` chooses engines; a row that is there already is replaced.
 """
 
@@ -14,7 +14,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,14 @@ from draftproof.draft import Tree
 from draftproof.engine.generate import encode
 from draftproof.models import load
 from draftproof.models.cache import Recall
+from draftproof.models.head import HeadModel
+from draftproof.models.head import find as load_head
 from draftproof.models.hf import HFModel
+from draftproof.models.mixed import Mixed
 from draftproof.models.ngram import NGram
 from draftproof.sampling import Sampling
 
+SMALL = 32  # tokens of the small target: few enough that pairs of them are counted
 RESULTS = Path(__file__).parent / "results" / "audit.json"
 SETTINGS = {"T=1": Sampling(), "T=0.7, top-p 0.9": Sampling(temperature=0.7, top_p=0.9)}
 RULES: dict[str, Tree] = {
@@ -59,13 +63,13 @@ QUESTIONS = (
 
 
 def small() -> HFModel:
-    """A random model, cheap enough for many tokens on a CPU; weights so large that its laws are far from flat."""
+    """A random model, cheap enough for many tokens on a CPU, whose text repeats itself as real text does."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     network = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=258,
+            vocab_size=SMALL,
             hidden_size=32,
             intermediate_size=48,
             num_hidden_layers=2,
@@ -73,13 +77,29 @@ def small() -> HFModel:
             num_key_value_heads=2,
             max_position_embeddings=256,
             bos_token_id=None,
-            eos_token_id=256,
+            eos_token_id=SMALL - 1,
         )
     )
     with torch.no_grad():
-        for weight in network.parameters():
-            weight.mul_(3)
+        for name, weight in network.named_parameters():
+            weight.mul_(0.1 if "o_proj" in name else 5.0)  # laws far from flat, by the last token first of all
+        network.lm_head.weight[-1] *= 0.2  # texts of some length
     return HFModel(network, None, "small")
+
+
+def taught(target: HFModel, prompts: Sequence[Any]) -> HeadModel:
+    """A head for a small target, from a few seconds' training on what the target says."""
+    from draftproof.distill import head
+    from draftproof.distill.teacher import Library
+    from draftproof.distill.train import Settings, Trainer
+
+    torch.manual_seed(0)
+    said = [token for text in collect.engine(target, prompts, Sampling(), samples=12, seed=1) for token in text.output]
+    tokens = torch.tensor(said[: len(said) // 96 * 96]).reshape(-1, 96)
+    student = head.student(target, torch.arange(target.vocabulary), 1, 3)
+    trainer = Trainer(Library(target, tokens, student.taps), student, tokens >= 0, Settings(steps=200, rows=16))
+    trainer.run(lambda progress: None)
+    return HeadModel(target, student.network.eval())
 
 
 def rounded(target: HFModel, bits: int) -> HFModel:
@@ -93,16 +113,19 @@ def rounded(target: HFModel, bits: int) -> HFModel:
     return HFModel(network, target.tokenizer, f"{target.name}, rounded to {bits} bits")
 
 
-def engines(target: HFModel, draft: HFModel, length: int) -> dict[str, Any]:
-    """Name -> (function from settings to endless transcripts, draft's law for the audit)."""
-    words = [question if target.tokenizer else list(question.encode()[:32]) for question in QUESTIONS]
+def engines(target: HFModel, length: int) -> dict[str, Any]:
+    """Name -> (function from settings and seed to transcripts, draft whose law the audit is told)."""
+    words = [question if target.tokenizer else _bytes(question) for question in QUESTIONS]
     prompts = [encode(target, question) for question in words]
-    ngram = NGram(target.vocabulary)
+    model, ngram = rounded(target, 4), NGram(target.vocabulary)
+    head = taught(target, prompts) if target.name == "small" else load_head("head", target)
+    drafters: dict[str, Any] = {"model": model, "ngram": ngram, "cache": Recall(target.vocabulary), "head": head}
+    drafters["ngram|head"] = Mixed([ngram, head])
 
     def ours(verify: str, guesser: Any) -> Any:
         def make(sampling: Sampling, seed: int) -> Iterator[Transcript]:
             settings: dict[str, Any] = {"verify": verify, "tree": RULES[verify], "draft": guesser, "seed": seed}
-            return collect.engine(target, prompts, sampling, samples=20, max_new_tokens=length, **settings)
+            return collect.engine(target, prompts, sampling, samples=64, max_new_tokens=length, rows=256, **settings)
 
         return make
 
@@ -113,18 +136,23 @@ def engines(target: HFModel, draft: HFModel, length: int) -> dict[str, Any]:
         return make
 
     made = {
-        "transformers, plain": (theirs(samples=4), None),
+        "transformers, plain": (theirs(samples=64), None),
         "transformers, prompt lookup": (theirs(lookup=5), ngram),
-        "transformers, assisted": (theirs(assistant=draft), draft),
+        "transformers, assisted": (theirs(assistant=model), model),
     }
-    made |= {f"draftproof, {rule}, model": (ours(rule, draft), draft) for rule in RULES}
-    made |= {f"draftproof, {rule}, ngram": (ours(rule, ngram), ngram) for rule in ("token", "block")}
-    return made | {"draftproof, block, cache": (ours("block", Recall(target.vocabulary)), None)}
+    for rule in RULES:
+        for name, guesser in drafters.items():
+            made[f"draftproof, {rule}, {name}"] = ours(rule, guesser), None if name == "cache" else guesser
+    return made
 
 
-def enough(make: Any, sampling: Sampling, tokens: int) -> Iterator[Transcript]:
+def _bytes(words: str) -> list[int]:
+    return [byte % (SMALL - 1) for byte in words.encode()[:16]]
+
+
+def enough(make: Any, sampling: Sampling, tokens: int, seed: int) -> Iterator[Transcript]:
     """Transcripts until there are so many tokens."""
-    seed, count = 0, 0
+    count = 0
     while count < tokens:
         for transcript in make(sampling, seed):
             yield transcript
@@ -134,13 +162,19 @@ def enough(make: Any, sampling: Sampling, tokens: int) -> Iterator[Transcript]:
         seed += 1
 
 
+def accepted(transcripts: Sequence[Transcript]) -> float | None:
+    """Share of the tokens that were accepted guesses, where that is known."""
+    flags = [flag for transcript in transcripts for flag in transcript.accepted or ()]
+    return round(sum(flags) / len(flags), 3) if flags else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--tokens", type=int, default=200_000)
     parser.add_argument("--length", type=int, default=128, help="longest text")
     parser.add_argument("--tolerance", type=float, default=1e-4)
-    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of engines")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names; a name ends with a full stop")
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--pages", type=Path, help="folder for the HTML reports")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -152,17 +186,19 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.audit", *words])
     where = {**facts(target.network.device.type)._asdict(), "command": command}
     rows = json.loads(options.results.read_text()) if options.results.exists() else {}
-    for name, (make, guesser) in engines(target, rounded(target, 4), options.length).items():
-        for setting in options.settings if any(part in name for part in options.only) else ():
+    for number, (name, (make, guesser)) in enumerate(engines(target, options.length).items()):
+        seed = 1000 * number  # for a coupling's text depends on target and seed alone, not on the drafter
+        for setting in options.settings if any(part in f"{name}." for part in options.only) else ():
             clock = [time.perf_counter()]
-            transcripts = list(enough(make, SETTINGS[setting], options.tokens))
+            transcripts = list(enough(make, SETTINGS[setting], options.tokens, seed))
             clock.append(time.perf_counter())
             found = audit(transcripts, target, draft=guesser, tolerance=options.tolerance)
             clock.append(time.perf_counter())
             seconds = dict(zip(("collect_s", "audit_s"), (round(b - a, 1) for a, b in pairwise(clock)), strict=True))
             print(f"{name}, {setting}: {found.verdict}, {seconds}", flush=True)
             row = {key: value for key, value in found.as_dict().items() if key not in ("curve", "families", "worst")}
-            rows[f"{target.name}: {name}, {setting}"] = {**row, **seconds, "seed": 0, **where}
+            row |= {**seconds, "seed": seed, "accepted": accepted(transcripts), **where}
+            rows[f"{target.name}: {name}, {setting}"] = row
             options.results.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
             if options.pages:
                 from draftproof.audit.page import html

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,20 +41,22 @@ def engine(
     sampling = ended(sampling, target)
     rule, tree = choose_rule(verify, None), tree or Tree.chain(0 if draft is None else 5)
     drafts = [] if draft is None else [draft]
-    wanted = [prompt for prompt in prompts for _ in range(samples)]
-    for start in range(0, len(wanted), rows):
-        part = wanted[start : start + rows]
-        capacity = max(map(len, part)) + max_new_tokens + tree.size
-        batch = open_batch(target, drafts, rule, tree, (sampling, sampling), len(part), capacity)
-        requests = [
-            Request(target, prompt, sampling, sampling, max_new_tokens, (), Member(seed, start + i), Trace())
-            for i, prompt in enumerate(part)
-        ]
-        for request in requests:
-            batch.add([request])
-        while not batch.is_finished:
-            batch.step()
-        for request in requests:
+    rows = min(rows, len(prompts) * samples)
+    capacity = max(map(len, prompts)) + max_new_tokens + tree.size
+    batch = open_batch(target, drafts, rule, tree, (sampling, sampling), rows, capacity)
+    wanted = deque(
+        Request(target, prompt, sampling, sampling, max_new_tokens, (), Member(seed, i), Trace())
+        for i, prompt in enumerate(prompt for prompt in prompts for _ in range(samples))
+    )
+    begun: deque[Request] = deque()
+    while wanted or begun:
+        if wanted and 2 * batch.room >= rows:  # prompts are read together: one by one each would make all others wait
+            for request in [wanted.popleft() for _ in range(min(batch.room, len(wanted)))]:
+                batch.add([request])
+                begun.append(request)
+        batch.step()
+        while begun and begun[0].finish:  # in the order in which they were asked for, not that in which they ended
+            request = begun.popleft()
             steps = request.trace.steps
             flags = tuple(i < step.accepted for step in steps for i in range(len(step.tokens)))
             yield Transcript(request.prompt, tuple(request.tokens), sampling, flags)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftproof.audit.alternatives import Alternative
+from draftproof.audit.alternatives import CAPITAL, Alternative
 from draftproof.audit.cells import Entries, Table
 
 STRENGTHS = (20.0, 400.0, 8000.0)  # how many expected tokens of a cell it takes to believe half of what they say
@@ -127,8 +127,8 @@ class Evidence:
         """A point of the curve now and then; when there are many, every other one goes."""
         count = self.count + len(held)
         if count - self.curve[-1][0] >= self._stride or not np.isfinite(held[-1]):
-            shares = np.log(self._member.sum(axis=1))
-            families = [float(_mean(wealth[-1][own]) - share) for own, share in zip(self._member, shares, strict=True)]
+            weighted = wealth[-1] + self._weights
+            families = [float(_mean(weighted[own]) - _mean(self._weights[own])) for own in self._member]
             self.curve.append((count, float(held[-1]), families))
         if len(self.curve) > POINTS:
             self.curve = self.curve[::2]
@@ -136,12 +136,12 @@ class Evidence:
 
 
 def _book(alternatives: Sequence[Alternative], tables: Sequence[Table]) -> tuple[Bet, ...]:
-    """Equal capital for each family, and in it for each bet."""
-    lines = [(a.family, a.says, share, a.factor) for a in alternatives for share in a.shares]
-    lines += [(table.says, table.says, 1.0, 1.0) for table in tables for _ in STRENGTHS]
-    families = [line[0] for line in lines]
-    count = len(set(families))
-    return tuple(Bet(*line, 1 / count / families.count(line[0])) for line in lines)
+    """Capital for each family; in it for each alternative by its stake, and equal for its shares or strengths."""
+    lines = [Bet(a.family, a.says, s, a.factor, a.stake / len(a.shares)) for a in alternatives for s in a.shares]
+    lines += [Bet(table.says, table.says, 1.0, 1.0, 1.0) for table in tables for _ in STRENGTHS]
+    stakes = {family: sum(bet.weight for bet in lines if bet.family == family) for family in {b.family for b in lines}}
+    whole = sum(CAPITAL.get(family, 1.0) for family in stakes)
+    return tuple(b._replace(weight=CAPITAL.get(b.family, 1.0) / whole * b.weight / stakes[b.family]) for b in lines)
 
 
 def _mean(logs: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from draftproof.audit.alternatives import Rows, derived
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
 from draftproof.law import Array, at, normalise
+from draftproof.models.mixed import Mixed
 from draftproof.models.session import Model
 from draftproof.sampling import Context, Sampling, law
 
@@ -45,43 +47,58 @@ def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> It
 
 def read(batch: Sequence[Transcript], target: Model, draft: Model | None) -> Iterator[Read]:
     """Each transcript of the batch with the target's logits and the draft's law at its output tokens."""
-    logits = _whole(target, batch)
-    guesses = None if draft is None else _whole(draft, batch)
+    host: Any = target
+    taps = tuple(getattr(draft, "taps", ()))
+    room = len(batch), max(len(one.prompt) for one in batch) + max(len(one.output) for one in batch) + 1
+    session = host.session(*room, *([taps] if taps else []))
+    logits, guesses, speaks = _whole(session, batch), None, ""
+    if draft is not None:
+        guest: Any = draft
+        guesser = guest.beside(session) if taps else guest.session(*room)
+        speaks = guesser.speaks
+        at_once = speaks == "logits" and not taps and not isinstance(draft, Mixed)
+        guesses = _whole(guesser, batch) if at_once else _token_by_token(guesser, batch)
     for b, transcript in enumerate(batch):
-        n = len(transcript.output)
-        q = None
-        if draft is not None and guesses is None:
-            q = _token_by_token(draft, transcript)
-        elif guesses is not None:
-            q = law(guesses[b, :n], transcript.sampling, _contexts(transcript))
-        assert logits is not None
-        yield Read(transcript, logits[b, :n], q)
+        part = slice(len(transcript.output))
+        q = None if guesses is None else _law(guesses[b, part], speaks, transcript)
+        yield Read(transcript, logits[b, part], q)
 
 
-def _whole(model: Model, batch: Sequence[Transcript]) -> Array | None:
-    """[B, n, V] logits after each prefix, in one call; None if the model speaks in laws."""
-    longest = max(len(one.output) for one in batch)
-    session = model.session(len(batch), max(len(one.prompt) for one in batch) + longest + 1)
-    if session.speaks == "law":
-        return None
-    tokens = np.zeros((len(batch), longest), dtype=np.int64)  # what stands after a text's end is not looked at
+def _whole(session: Any, batch: Sequence[Transcript]) -> Array:
+    """[B, n, V] what a model says after each prefix, in one call."""
+    tokens = _tokens(batch)[:, :-1]
+    for b, transcript in enumerate(batch):
+        session.join(b, transcript.prompt)
+    return session.extend(Tree.chain(tokens.shape[1] - 1), tokens, range(tokens.shape[1]))
+
+
+def _token_by_token(session: Any, batch: Sequence[Transcript]) -> Array:
+    """The same of a drafter that learns from the text as it goes, or guesses from the states of the target."""
+    alone, tokens, said = Tree.chain(0), _tokens(batch), []
+    for b, transcript in enumerate(batch):
+        session.join(b, transcript.prompt)
+    for last, token in pairwise(tokens.T):
+        said.append(session.extend(alone, last[:, None], range(1)))
+        session.commit(alone, last[:, None], [0] * len(batch), token.tolist())
+    return array_namespace(said[0]).concat(said, axis=1)
+
+
+def _tokens(batch: Sequence[Transcript]) -> np.ndarray:
+    """[B, n + 1] the prompt's last token and the output; what stands after a text's end is not looked at."""
+    made = np.zeros((len(batch), max(len(one.output) for one in batch) + 1), dtype=np.int64)
     for b, (prompt, output, *_) in enumerate(batch):
-        session.join(b, prompt)
-        tokens[b, : len(output)] = [prompt[-1], *output[:-1]]
-    return session.extend(Tree.chain(longest - 1), tokens, range(longest))
+        made[b, : len(output) + 1] = [prompt[-1], *output]
+    return made
 
 
-def _token_by_token(model: Model, transcript: Transcript) -> Array:
-    """[n, V] laws of a drafter that learns from the text as it goes."""
-    session = model.session(1, len(transcript.prompt) + len(transcript.output) + 1)
-    session.join(0, transcript.prompt)
-    alone, last, made = Tree.chain(0), transcript.prompt[-1], []
-    for token in transcript.output:
-        tokens = np.array([[last]])
-        made.append(session.extend(alone, tokens, range(1))[0, 0])
-        session.commit(alone, tokens, [0], [token])
-        last = token
-    return np.stack(made)
+def _law(said: Array, speaks: str, transcript: Transcript) -> Array:
+    """[n, V] the draft's law; a zero row where it has no guess."""
+    if speaks == "law":
+        return said
+    xp = array_namespace(said)
+    silent = xp.max(said, axis=-1, keepdims=True) == -math.inf
+    q = law(xp.where(silent, 0.0, said), transcript.sampling, _contexts(transcript))
+    return xp.where(silent, q * 0, q)
 
 
 def _contexts(transcript: Transcript, part: range | None = None) -> list[Context] | None:

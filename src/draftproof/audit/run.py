@@ -21,6 +21,7 @@ from draftproof.audit.transcripts import InputError, Transcript, checked
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, at
 from draftproof.models import check_vocabularies
+from draftproof.models.cache import Recall
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling, law
 
@@ -65,6 +66,8 @@ def audit(
         raise DraftproofError(f"tolerance must be at least 0 and below 0.5, in total variation, not {tolerance!r}")
     if draft is not None:
         check_vocabularies(target, draft)
+        if any(isinstance(part, Recall) for part in getattr(draft, "parts", (draft,))):
+            raise DraftproofError("what a cache guessed depends on all that it had seen: audit without a draft")
     coming = iter(transcripts)
     first = next(coming, None)
     if first is None:
