@@ -170,12 +170,13 @@ def milliseconds(call: Callable[[], object], count: int) -> float:
 
 def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
     """Plain steps and chains of five, by torch and by the kernels."""
-    fits = cuda.fits
+    fits, small_enough = cuda.fits, cuda.small
     target, draft = model(sizes["8b"], 0), model(sizes["135m"], 1)
     cases = [(1, 0, 20), (1, 5, 20)] if small else [(1, 0, 200), (1, 5, 200), (1, 5, 4000), (32, 0, 200), (32, 5, 200)]
     for rows, length, text in cases:
-        for way in ("torch", "kernels"):
-            ours = way == "kernels"
+        for way, few in (("torch", 0), ("eight launches", 0), ("five where small", cuda.ROWS)):
+            ours = way != "torch"
+            cuda.small = small_enough if few else lambda *_: False
             cuda.fits = (lambda *_, ours=ours: ours) if small or not ours else fits
             start = time.perf_counter()
             step = steps(target, draft if length else None, rows, length, text)
@@ -183,7 +184,7 @@ def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
             took = milliseconds(step, 20)
             yield {"step": way, "rows": rows, "drafts": length, "text": text, "ms": took, "ready_s": round(ready, 1)}
             del step
-    cuda.fits = fits
+    cuda.fits, cuda.small = fits, small_enough
 
 
 def tune(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:

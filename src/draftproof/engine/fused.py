@@ -283,8 +283,11 @@ class FusedBatch:
                 self._body()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
+        # cuBLAS keeps its scratch memory for whoever captures next, and compilers free it: this graph has its own
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(self._graph):
             self._made = self._body()
+        torch._C._cuda_clearCublasWorkspaces()
         for tensor, old in zip(moving, saved, strict=True):
             tensor.copy_(old)
 

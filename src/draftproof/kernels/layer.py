@@ -9,6 +9,8 @@ room for.
 import triton
 import triton.language as tl
 
+from draftproof.kernels.product import wait
+
 
 @triton.jit
 def turned(joint, cos, sin, at, angle, inside, D: tl.constexpr):
@@ -38,7 +40,7 @@ def take_in(q, k, v, seen, scale, peak, norm, sums):
 def attend(
     joint, cos, sin, own, keys, values, out, peaks, norms, parts, arrived, window, scale, T, G, H, SPLITS, room,
     D: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    WINDOW: tl.constexpr,
+    WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One head of keys and values, one of SPLITS ranges of its slots, one row: T tokens of G query heads each.
 
@@ -46,6 +48,7 @@ def attend(
     that 0 may be repeated; keys, values [B, shared, room, D]; out [B, T, H * D]. A token sees the slots from 1 to its
     own, or 0 alone if that is its own; with a window, only those less than `window` away.
     """
+    wait(EARLY)
     h, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     shared = tl.num_programs(0)
     first = tl.load(own + b * T).to(tl.int32)  # from here on slots are new: they are not read, so nobody waits for them

@@ -1,7 +1,8 @@
 """Parts of a layer as Triton kernels, for calls of few tokens on a GPU: what native.py is on a CPU.
 
 A call of few tokens takes as long as its weights take to be read, and then some microseconds for every kernel. torch
-needs some thirty of them for a layer, mostly for attention. Here it is eight, four of which are cuBLAS's products.
+needs some thirty of them for a layer, mostly for attention. Here it is eight, four of which are cuBLAS's products; or
+five in a small network, a drafter, whose products do the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from draftproof import kernels
 TOKENS, QUERIES = 16, 64  # of a row in a call; queries for each head of keys
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
+WIDTH, ROWS = 2048, 64  # of a small network; tokens in all that its products are for
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
 
 
@@ -55,6 +57,37 @@ def angles(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dty
     return made
 
 
+def small(x: torch.Tensor, shape: Any) -> bool:
+    """Whether `product` takes these tokens [B, T, width] through a layer."""
+    widest = max(shape.width, shape.heads * shape.size, shape.inner)
+    return x.shape[0] * x.shape[1] <= ROWS and widest <= WIDTH and x.element_size() == 2
+
+
+def product(
+    x: torch.Tensor,
+    linear: nn.Linear,
+    norm: nn.RMSNorm | None = None,
+    added: torch.Tensor | None = None,
+    gate: bool = False,
+) -> torch.Tensor:
+    """linear(norm(x)) + added, x [B, T, K] and added [B, T, N]; or half as wide, with `gate` done on it."""
+    from draftproof.kernels import launch
+    from draftproof.kernels.product import product as kernel
+
+    x, (outputs, inputs) = x.contiguous(), linear.weight.shape
+    outputs //= 2 if gate else 1
+    out = x.new_empty(*x.shape[:-1], outputs)
+    gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
+    rows, chunks, columns, early = x.shape[0] * x.shape[1], 8, 16, _early(x.device)
+    with launch.on(x.device):
+        kernel[(-(-outputs // columns), -(-rows // 16))](
+            x, linear.weight, gain, linear.bias, added, out, rows, outputs, inputs, eps,
+            GATE=gate, C=chunks, BK=_power(-(-inputs // chunks)), BN=columns, EARLY=early,
+            num_warps=chunks, launch_pdl=early,
+        )  # fmt: skip
+    return out
+
+
 def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: int, shared: int) -> torch.Tensor:
     """Queries, keys and values side by side [B, T, ...] -> [B, T, heads * size].
 
@@ -73,6 +106,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
     out = joint.new_empty(batch, tokens, heads * size)
     count = batch * shared * splits * queries
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
+    early = _early(joint.device)
     large = queries * size > 4096 or joint.element_size() == 4  # for the registers of four warps
     with launch.on(joint.device):
         layer.attend[(shared, splits, batch)](
@@ -80,7 +114,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
             peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
             tokens, group, heads, splits, slots,
             D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK // 2 if large else BLOCK, CHUNK=CHUNK,
-            WINDOW=rule.window is not None, num_warps=8 if large else 4,
+            WINDOW=rule.window is not None, EARLY=early, num_warps=8 if large else 4, launch_pdl=early,
         )  # fmt: skip
     return out
 
@@ -117,6 +151,11 @@ def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> t
             x, added, weights.weight, total, out, weights.eps or 0.0, width, W=block, num_warps=8 if block > 1024 else 4
         )
     return total, out
+
+
+def _early(device: torch.device) -> bool:
+    """Whether a kernel may begin before the one before it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _power(count: int) -> int:
