@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import resource
 import shlex
 import sys
 import time
@@ -29,7 +30,7 @@ from draftproof.engine.generate import encode
 from draftproof.models import load
 from draftproof.models.cache import Recall
 from draftproof.models.head import HeadModel
-from draftproof.models.head import find as load_head
+from draftproof.models.head import find as find_head
 from draftproof.models.hf import HFModel
 from draftproof.models.mixed import Mixed
 from draftproof.models.ngram import NGram
@@ -46,6 +47,7 @@ RULES: dict[str, Tree] = {
     "nodeplan": Tree.star(3),
     "csbv": Tree.paths(2, 3),
 }
+THEIRS = ("transformers, plain", "transformers, prompt lookup", "transformers, assisted")
 QUESTIONS = (
     "Write a short story about a lighthouse keeper and a curious seal.",
     "Explain why the sky is blue to a ten-year-old.",
@@ -113,19 +115,30 @@ def rounded(target: HFModel, bits: int) -> HFModel:
     return HFModel(network, target.tokenizer, f"{target.name}, rounded to {bits} bits")
 
 
-def engines(target: HFModel, length: int) -> dict[str, Any]:
+def drafters(target: HFModel, prompts: Sequence[Any], lean: bool) -> dict[str, Any]:
+    """Name -> drafter. A small target gets a copy of itself with rounded weights, and a head of its own."""
+    ngram = NGram(target.vocabulary)
+    if target.name == "small":
+        model, head = rounded(target, 4), taught(target, prompts)
+    else:
+        model, head = load("tiny", device=target.network.device.type, lean=lean), find_head("head", target)
+    cache, mixed = Recall(target.vocabulary), Mixed([ngram, head])
+    return {"model": model, "ngram": ngram, "cache": cache, "head": head, "ngram|head": mixed}
+
+
+def engines(target: HFModel, length: int, rows: int, lean: bool) -> dict[str, Any]:
     """Name -> (function from settings and seed to transcripts, draft whose law the audit is told)."""
     words = [question if target.tokenizer else _bytes(question) for question in QUESTIONS]
     prompts = [encode(target, question) for question in words]
-    model, ngram = rounded(target, 4), NGram(target.vocabulary)
-    head = taught(target, prompts) if target.name == "small" else load_head("head", target)
-    drafters: dict[str, Any] = {"model": model, "ngram": ngram, "cache": Recall(target.vocabulary), "head": head}
-    drafters["ngram|head"] = Mixed([ngram, head])
+    known = drafters(target, prompts, lean)
 
-    def ours(verify: str, guesser: Any) -> Any:
+    def ours(verify: str = "block", guesser: Any = None) -> Any:
+        tree = RULES[verify] if guesser else None
+
         def make(sampling: Sampling, seed: int) -> Iterator[Transcript]:
-            settings: dict[str, Any] = {"verify": verify, "tree": RULES[verify], "draft": guesser, "seed": seed}
-            return collect.engine(target, prompts, sampling, samples=64, max_new_tokens=length, rows=256, **settings)
+            settings: dict[str, Any] = {"verify": verify, "tree": tree, "draft": guesser, "seed": seed, "rows": rows}
+            samples = max(rows // 4, 1)  # of each prompt: rows are filled three times
+            return collect.engine(target, prompts, sampling, samples=samples, max_new_tokens=length, **settings)
 
         return make
 
@@ -135,29 +148,30 @@ def engines(target: HFModel, length: int) -> dict[str, Any]:
 
         return make
 
-    made = {
-        "transformers, plain": (theirs(samples=64), None),
-        "transformers, prompt lookup": (theirs(lookup=5), ngram),
-        "transformers, assisted": (theirs(assistant=model), model),
-    }
+    how = (
+        (theirs(samples=64), None),
+        (theirs(lookup=5), known["ngram"]),
+        (theirs(assistant=known["model"]), known["model"]),
+    )
+    made: dict[str, Any] = dict(zip(THEIRS, how, strict=True))
     for rule in RULES:
-        for name, guesser in drafters.items():
+        for name, guesser in known.items():
             made[f"draftproof, {rule}, {name}"] = ours(rule, guesser), None if name == "cache" else guesser
-    return made
+    return {**made, "draftproof, plain": (ours(), None)}
 
 
 def _bytes(words: str) -> list[int]:
     return [byte % (SMALL - 1) for byte in words.encode()[:16]]
 
 
-def enough(make: Any, sampling: Sampling, tokens: int, seed: int) -> Iterator[Transcript]:
-    """Transcripts until there are so many tokens."""
-    count = 0
-    while count < tokens:
+def enough(make: Any, sampling: Sampling, tokens: int, seed: int, seconds: float) -> Iterator[Transcript]:
+    """Transcripts until there are so many tokens, or the time is over."""
+    count, end = 0, time.monotonic() + seconds
+    while True:
         for transcript in make(sampling, seed):
             yield transcript
             count += len(transcript.output)
-            if count >= tokens:
+            if count >= tokens or time.monotonic() > end:
                 return
         seed += 1
 
@@ -168,43 +182,65 @@ def accepted(transcripts: Sequence[Transcript]) -> float | None:
     return round(sum(flags) / len(flags), 3) if flags else None
 
 
+def watched(transcripts: Sequence[Transcript], device: str, memory: list[int]) -> Iterator[Transcript]:
+    """The transcripts; memory notes the megabytes in use (the GPU's, or else the process's) after each tenth."""
+    for i, transcript in enumerate(transcripts):
+        yield transcript
+        if (i + 1) * 10 // len(transcripts) > i * 10 // len(transcripts):
+            usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            memory.append(round((torch.cuda.max_memory_allocated() if device == "cuda" else usage) / 1e6))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--tokens", type=int, default=200_000)
+    parser.add_argument("--seconds", type=float, default=1e9, help="collect for so long at most")
     parser.add_argument("--length", type=int, default=128, help="longest text")
+    parser.add_argument("--rows", type=int, default=256, help="texts that draftproof writes side by side")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the names; a name ends with a full stop")
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--pages", type=Path, help="folder for the HTML reports")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = small() if options.target == "small" else load(options.target, lean=False)
+
+    def chosen(name: str) -> bool:
+        return any(part in f"{name}." for part in options.only)
+
+    theirs = any(map(chosen, THEIRS))  # who generate with their own networks
+    target = small() if options.target == "small" else load(options.target, lean=not theirs)
     words = sys.argv[1:]
     if "--results" in words:  # a place on this machine
         del words[words.index("--results") : words.index("--results") + 2]
-    command = shlex.join(["python", "-m", "benchmarks.audit", *words])
-    where = {**facts(target.network.device.type)._asdict(), "command": command}
-    rows = json.loads(options.results.read_text()) if options.results.exists() else {}
-    for number, (name, (make, guesser)) in enumerate(engines(target, options.length).items()):
+    device = target.network.device.type
+    where = {**facts(device)._asdict(), "command": shlex.join(["python", "-m", "benchmarks.audit", *words])}
+    everyone = engines(target, options.length, options.rows, not theirs)
+    for number, (name, (make, guesser)) in enumerate(everyone.items()):
         seed = 1000 * number  # for a coupling's text depends on target and seed alone, not on the drafter
-        for setting in options.settings if any(part in f"{name}." for part in options.only) else ():
+        for setting in options.settings if chosen(name) else ():
             clock = [time.perf_counter()]
-            transcripts = list(enough(make, SETTINGS[setting], options.tokens, seed))
+            transcripts = list(enough(make, SETTINGS[setting], options.tokens, seed, options.seconds))
             clock.append(time.perf_counter())
-            found = audit(transcripts, target, draft=guesser, tolerance=options.tolerance)
+            memory: list[int] = []
+            found = audit(watched(transcripts, device, memory), target, draft=guesser, tolerance=options.tolerance)
             clock.append(time.perf_counter())
             seconds = dict(zip(("collect_s", "audit_s"), (round(b - a, 1) for a, b in pairwise(clock)), strict=True))
             print(f"{name}, {setting}: {found.verdict}, {seconds}", flush=True)
             row = {key: value for key, value in found.as_dict().items() if key not in ("curve", "families", "worst")}
-            row |= {**seconds, "seed": seed, "accepted": accepted(transcripts), **where}
-            rows[f"{target.name}: {name}, {setting}"] = row
-            options.results.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+            row |= {**seconds, "audit_mb": memory, "seed": seed, "accepted": accepted(transcripts), **where}
+            keep(options.results, f"{target.name}: {name}, {setting}", row)
             if options.pages:
                 from draftproof.audit.page import html
 
                 options.pages.mkdir(parents=True, exist_ok=True)
                 (options.pages / f"{name}, {setting}.html".replace(" ", "-")).write_text(html(found))
+
+
+def keep(results: Path, name: str, row: dict[str, Any]) -> None:
+    """One more row in the file, or a new one in its place."""
+    rows = json.loads(results.read_text()) if results.exists() else {}
+    results.write_text(json.dumps(dict(sorted({**rows, name: row}.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

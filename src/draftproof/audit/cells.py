@@ -87,11 +87,11 @@ def by_rank(rows: Rows) -> Cells:
     """Likeliest, second, third and fourth, next four, ... Of equals the smaller id comes first."""
     xp = array_namespace(rows.p)
     here = at(rows.p, rows.y)[:, None]
-    tie = (rows.p == here) & (_ids(rows) < rows.y[:, None])
+    tie = (rows.p == here) & (_columns(rows) < rows.y[:, None])
     rank = numbers(xp.sum(xp.astype((rows.p > here) | tie, xp.int64), axis=-1))
     edges = [2**b - 1 for b in range(RANKS)] + [rows.p.shape[-1]]
     mass = [xp.sum(rows.ordered[:, low:high], axis=-1) for low, high in pairwise(edges)]
-    return Cells(np.minimum(np.log2(rank + 1).astype(int), RANKS - 1), _columns(mass))
+    return Cells(np.minimum(np.log2(rank + 1).astype(int), RANKS - 1), _beside(mass))
 
 
 def by_quarter(rows: Rows) -> Cells:
@@ -134,23 +134,29 @@ def by_token(rows: Rows, ends: tuple[int, ...]) -> Cells:
 
 def by_twin(rows: Rows, twin: Array) -> Cells:
     """The token [R] that another sample of this prompt had here (-1 = none), against all others."""
-    mass, there = numbers(at(rows.p, twin)), numbers(twin) >= 0
-    total = numbers(array_namespace(rows.p).sum(rows.p, axis=-1))
-    return Cells((numbers(rows.y) == numbers(twin)).astype(int), np.stack([total - mass, mass], 1) * there[:, None])
+    xp = array_namespace(rows.p)
+    same = _ids(rows) == twin[:, None]
+    made = _cut(rows.p, xp.astype(same, xp.int64), rows.y, 2)
+    return Cells(made.cell, made.mass * numbers(xp.any(same, axis=-1))[:, None])
 
 
 def _cut(p: Array, cell: Array, y: Array, size: int) -> Cells:
     xp = array_namespace(p)
     mass = [xp.sum(xp.where(cell == c, p, p * 0), axis=-1) for c in range(size)]
-    return Cells(numbers(at(cell, y)), _columns(mass))
+    return Cells(numbers(at(cell, y)), _beside(mass))
 
 
-def _ids(rows: Rows) -> Array:
+def _columns(rows: Rows) -> Array:
     xp = array_namespace(rows.p)
     return xp.arange(rows.p.shape[-1], dtype=xp.int64, device=rows.p.device)[None]
 
 
-def _columns(arrays: list[Array]) -> np.ndarray:
+def _ids(rows: Rows) -> Array:
+    """Which token stands in each column."""
+    return _columns(rows) if rows.ids is None else rows.ids
+
+
+def _beside(arrays: list[Array]) -> np.ndarray:
     return np.stack([numbers(array) for array in arrays], axis=1)
 
 

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from draftproof.audit.transcripts import Transcript
@@ -39,13 +40,14 @@ def engine(
     from draftproof.engine.trace import Trace
 
     sampling = ended(sampling, target)
+    wordless: Any = SimpleNamespace(context=target.context, tokenizer=None)  # nobody reads the words
     rule, tree = choose_rule(verify, None), tree or Tree.chain(0 if draft is None else 5)
     drafts = [] if draft is None else [draft]
     rows = min(rows, len(prompts) * samples)
     capacity = max(map(len, prompts)) + max_new_tokens + tree.size
     batch = open_batch(target, drafts, rule, tree, (sampling, sampling), rows, capacity)
     wanted = deque(
-        Request(target, prompt, sampling, sampling, max_new_tokens, (), Member(seed, i), Trace())
+        Request(wordless, prompt, sampling, sampling, max_new_tokens, (), Member(seed, i), Trace())
         for i, prompt in enumerate(prompt for prompt in prompts for _ in range(samples))
     )
     begun: deque[Request] = deque()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from draftproof.audit.alternatives import Rows, derived
+from draftproof.audit.alternatives import LAWS, Rows, condensed, derived
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
 from draftproof.law import Array, at, normalise
@@ -115,35 +115,34 @@ def rows(one: Read, part: range, tolerance: float) -> tuple[Rows, Array]:
     xp = array_namespace(logits)
     y = xp.asarray(np.array(transcript.output[cut]), device=logits.device)
     opened, free = _differs(sampling, _OPEN), _differs(sampling, _FREE)
-    p, void = _double(law(logits, sampling, contexts)), y < 0
     if tolerance > 0 and (opened is not None or sampling.temperature == 0):
         p, edge = _between(logits, sampling, opened or sampling, contexts, tolerance)
         void = at(edge, y)
+    else:
+        p, void = law(logits, sampling, contexts), y < 0
     made = Rows(
         p,
         y,
         _seen(transcript, part, p),
-        None if one.draft is None else _double(xp.asarray(one.draft[cut], device=logits.device)),
-        None if opened is None else _double(law(logits, opened, contexts)),
-        None if free is None else _double(law(logits, free, contexts)),
+        None if one.draft is None else xp.asarray(one.draft[cut], device=logits.device),
+        None if opened is None else law(logits, opened, contexts),
+        None if free is None else law(logits, free, contexts),
     )
     return made, void
 
 
 def stacked(parts: Sequence[Rows]) -> Rows:
     """Rows of several transcripts under one another; a law that only some of them have is p for the others."""
-    if len(parts) == 1:
-        return derived(parts[0])
     xp = array_namespace(parts[0].p)
-    fields = []
+    fields: dict[str, Array] = {}
     for name in Rows._fields:
         found = [getattr(part, name) for part in parts]
         if any(array is not None for array in found):
             found = [part.p if array is None else array for part, array in zip(parts, found, strict=True)]
-            fields.append(xp.concat(found, axis=0))
-        else:
-            fields.append(None)
-    return derived(Rows(*fields))
+            fields[name] = found[0] if len(found) == 1 else xp.concat(found, axis=0)
+    made = condensed(Rows(**fields))
+    doubles = {name: _double(getattr(made, name)) for name in LAWS if name in fields}
+    return derived(made._replace(**doubles))
 
 
 def _between(
@@ -156,7 +155,7 @@ def _between(
     """
     xp = array_namespace(logits)
     scale = opened if sampling.temperature != 0 else dataclasses.replace(opened, temperature=1.0)
-    whole = _double(law(logits, scale, contexts))
+    whole = law(logits, scale, contexts)
     loose, tight = (law(logits, _moved(sampling, sign * tolerance), contexts) > 0 for sign in (1, -1))
     if sampling.typical_p == 1:  # the others keep the likeliest tokens, so near-equals of the last kept one may swap
         factor = math.exp(2 * tolerance)

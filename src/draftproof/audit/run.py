@@ -25,7 +25,7 @@ from draftproof.models.cache import Recall
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling, law
 
-ROOM = {"cpu": (2**25, 2**18), "cuda": (2**28, 2**25)}  # entries of logits in a batch, of each array of laws
+ROOM = {"cpu": (2**25, 2**19), "cuda": (2**28, 2**26)}  # entries of logits in a batch, of each array of laws
 PROMPTS = 10_000  # for which the last sample is kept, to compare the next one with
 
 
@@ -167,7 +167,7 @@ class Auditor:
             np.stack([cells.numbers(pay.spread) for pay in pays], axis=1),
             found,
             void,
-            cells.numbers(at(made.p, made.y)),
+            np.concatenate([cells.numbers(at(part.p, part.y)).astype(np.float64) for part, _ in parts]),
             np.concatenate(surprises),
         )
 
