@@ -147,7 +147,7 @@ def steps(target: HFModel, draft: HFModel | None, rows: int, length: int, text: 
     batch.add([Request(target, prompt, sampling, sampling, 32, (), Member(5, row), Trace()) for row in range(rows)])
     batch.step()
     batch.state.active.zero_()
-    return batch._graph.replay if batch._graph is not None else torch.no_grad()(batch._body)
+    return lambda: batch.chains.run(batch.length)
 
 
 def milliseconds(call: Callable[[], object], count: int) -> float:

@@ -24,9 +24,8 @@ slows the machine for a while slows both sides. Nothing ends a text early: all h
 - *transformers plain* is `generate()`; *static* has a static cache and a compiled model; *assisted* guesses with the
   same draft model, *lookup* with the words of the text, as many tokens a call as ours, one text at a time.
 - *tokens/call* are per text and target call. *Time* is the share of each phase, *other* what lies between them.
-  Where a step is one graph of the GPU, *target* is the host's waiting for it, *prompt* the starting of calls that read
-  prompts, and *overhead* the host's other work. *Memory* is what a way needs beside the weights,
-  the cache of the text included.
+  On a GPU these are times of its own clock, *prompt* is the reading of prompts, and *overhead* what the host adds.
+  *Memory* is what a way needs beside the weights, the cache of the text included.
 """
 
 

@@ -9,7 +9,7 @@ import torch
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine import fused
+from draftproof.engine import chains, fused
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_draw
@@ -78,6 +78,44 @@ def test_plain_sampling_is_a_chain_of_length_zero():
     assert request.tokens == plain.tokens
 
 
+class Script:
+    """Lengths that are given, one after another; 2 from then on. Stands for a Pace here and for a Tree there."""
+
+    size = 4
+
+    def __init__(self, lengths):
+        self.lengths = iter(lengths)
+
+    @property
+    def length(self):
+        return next(self.lengths, 2)
+
+    def cut(self, depth):
+        return dp.Tree.chain(self.length)
+
+    def learn(self, length, accepted, seconds):
+        assert seconds["target"] > 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "head"])
+def test_lengths_may_change_with_every_step(kind):
+    """However long it has not been asked, a drafter knows the whole text."""
+    target, sampling, lengths = tiny.model(), dp.Sampling(temperature=0.8), [3, 0, 3, 0, 0, 0, 3, 1, 0, 0, 2, 3, 0]
+    draft = drafter(kind, target)
+    (made,) = requests(target, [[70] * 5], sampling)
+    batch = FusedBatch(target, draft, "block", 3, 1, 60, pace=Script(lengths))
+    batch.add([made])
+    finish(batch)
+    (longer,) = requests(target, [[70] * 5], sampling, LENGTH + 4)
+    verifier = verify.get("block")
+    general = Batch(target, [draft], verifier, Script(lengths), choose_draw(verifier, dp.Tree.chain(3), None), 1, 60)
+    general.add([longer])
+    finish(general)
+    assert made.tokens == longer.tokens[:LENGTH]
+    assert sum(made.trace.shapes.values()) == len(made.trace.steps)
+    assert made.trace.accepted
+
+
 def test_rows_come_and_go():
     target, draft, sampling = tiny.model("mistral"), tiny.model("mistral", 1), dp.Sampling(temperature=0.9)
     first, second, third = requests(target, [[65, 66], [70, 71, 72], [80, 81]], sampling, length=12)
@@ -100,7 +138,7 @@ def test_rows_come_and_go():
 def prefills(batch, monkeypatch):
     """Rows and lengths of every call that reads prompts, as the sessions of a batch make them."""
     made = []
-    for session in batch._sessions:
+    for session in batch.chains.sessions:
 
         def spy(rows, ids, real=session.prefill):
             made.append((rows.tolist(), ids.shape[1]))
@@ -143,7 +181,7 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
     assert batch.room == 0
     assert read == []
     finish(batch)
-    assert read == [([4, 1, 0, 2], 19)] * len(batch._sessions)  # the fourth prompt is the first once more
+    assert read == [([4, 1, 0, 2], 19)] * len(batch.chains.sessions)  # the fourth prompt is the first once more
     for request in made:
         alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
         single = FusedBatch(target, draft, "block", 3, 1, 40)
@@ -238,29 +276,32 @@ def test_controls_are_set_only_where_they_change(monkeypatch):
 
 
 def test_time_is_the_devices_or_the_hosts(monkeypatch):
-    """Reading prompts takes 100 on this clock, a step 10, and taking in what it said 1."""
+    """Reading prompts takes 100 on this clock, a target call 10, and taking in what it said 1."""
     clock = [0.0]
 
     def takes(seconds, real):
-        def timed(*args):
+        def timed(*args, **named):
             clock[0] += seconds
-            return real(*args)
+            return real(*args, **named)
 
         return timed
 
     target = tiny.model()
     made = requests(target, [[65, 66], [67]], dp.Sampling(), length=4)
     batch = FusedBatch(target, None, "block", 0, 2, 40)
-    monkeypatch.setattr(fused, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(batch, "_body", takes(10, batch._body))
-    monkeypatch.setattr(batch.target, "prefill", takes(100, batch.target.prefill))
+    for module in (fused, chains):
+        ours = SimpleNamespace(perf_counter=lambda: clock[0], perf_counter_ns=lambda: int(clock[0] * 1e9))
+        monkeypatch.setattr(module, "time", ours)
+    session = batch.chains.target
+    monkeypatch.setattr(session, "forward", takes(10, session.forward))
+    monkeypatch.setattr(session, "prefill", takes(100, session.prefill))
     monkeypatch.setattr(made[0], "absorb", takes(1, made[0].absorb))
     for request in made:
         batch.add([request])
-    clock[0] += 1000  # the caller's own time is nobody's here
+    clock[0] += 1000  # before anything begins
     finish(batch)
-    # the last text is taken in after its last step was counted; one step is launched beyond it
-    assert made[0].trace.seconds == {"prompt": 100, "target": 50, "overhead": 3}
+    # the first step is read after the second, which here does not run beside it; the last is never taken in
+    assert made[0].trace.seconds == {"prompt": 110, "draft": 0, "target": 40, "verify": 0, "overhead": 3}
 
 
 def test_what_fits():

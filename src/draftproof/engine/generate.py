@@ -19,6 +19,7 @@ from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.laws import Member
 from draftproof.engine.learn import LONGEST
+from draftproof.engine.pace import Pace
 from draftproof.engine.request import Output, Request
 from draftproof.engine.step import Rule
 from draftproof.engine.text import Piece
@@ -177,9 +178,11 @@ def open_batch(
 ) -> Batch | FusedBatch:
     """Rows for requests that are sampled like this (target, draft): fused where that is possible, else general."""
     way = choose_draw(rule, shape.example if isinstance(shape, Auto) else shape, draw)
-    fixed = Tree.chain(5) if isinstance(shape, Auto) or paced else shape  # a captured graph has one shape
+    fixed = Tree.chain(5) if isinstance(shape, Auto) or paced else shape  # with a seed nothing is tuned
     if fused.fits(target, drafts, rule.name, fixed, samplings):
-        return FusedBatch(target, drafts[0] if drafts else None, rule.name, fixed.size - 1, rows, capacity, compile)
+        pace = Pace(hope(drafts)) if isinstance(shape, Auto) else None
+        draft, length = drafts[0] if drafts else None, fixed.size - 1
+        return FusedBatch(target, draft, rule.name, length, rows, capacity, compile, pace)
     return Batch(target, drafts, rule, shape, way, rows, capacity)
 
 

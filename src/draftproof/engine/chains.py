@@ -1,0 +1,185 @@
+"""The device's half of the fused step: drafting, target call, verification and commit, one CUDA graph for each length.
+
+Every number that a step needs (lengths, last tokens, names of the noise) lives on the device, and so does the clock
+that says where its time went. On a CPU the same step runs eagerly.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from draftproof import kernels
+from draftproof.kernels import Controls, Names, Rule, Summary
+from draftproof.models.head import HeadModel
+from draftproof.models.static import StaticSession
+from draftproof.models.static_head import StaticHead
+
+RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
+PHASES = ("draft", "target", "verify")
+
+
+class State(NamedTuple):
+    """What a step reads and writes on the device, a row each."""
+
+    text: torch.Tensor  # [B, S] token t in slot t + 1; slot 0 stays 0
+    base: torch.Tensor  # [B] position of the last committed token
+    step: torch.Tensor  # [B]
+    active: torch.Tensor  # [B] 1 where a text is being written, else 0
+    seed: torch.Tensor  # [B]
+    request: torch.Tensor  # [B]
+
+
+class Made(NamedTuple):
+    """What a step leaves for the host."""
+
+    tokens: torch.Tensor  # [B, K + 1] emitted, then -1
+    accepted: torch.Tensor  # [B]
+    fault: torch.Tensor  # [B]
+    clock: torch.Tensor  # [4] nanoseconds: begin, drafted, read by the target, done
+
+    def to_host(self) -> Made:
+        """Copies that are there once the device has come so far."""
+        return Made(*(part.to("cpu", non_blocking=True) for part in self))
+
+
+class Recorded(NamedTuple):
+    """A step that can be replayed, and where its results are."""
+
+    graph: torch.cuda.CUDAGraph
+    made: Made
+
+
+class Chains:
+    """Rows of a target's and a drafter's static session, and the steps on them."""
+
+    def __init__(
+        self,
+        target: Any,  # HFModel
+        draft: Any,  # HFModel, HeadModel of the target, or None
+        rule: str,
+        longest: int,
+        size: int,
+        capacity: int,
+        compiled: bool = False,
+    ) -> None:
+        self.target = StaticSession(target, size, capacity, compiled, getattr(draft, "taps", ()))
+        self.drafter: StaticSession | StaticHead | None = None
+        if isinstance(draft, HeadModel):
+            self.drafter = StaticHead(draft, self.target, longest, compiled)
+        elif draft is not None:
+            self.drafter = StaticSession(draft, size, capacity, compiled)
+        device = self.device = target.network.device
+        self.rule = torch.full((size,), RULES.get(rule, Rule.TOKEN), dtype=torch.int32, device=device)
+        shapes = ((size, capacity + 2), *((size,),) * 5)
+        self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+        self._controls: Controls | None = None
+        self._recorded: dict[int, Recorded] = {}
+
+    @property
+    def sessions(self) -> list[StaticSession | StaticHead]:
+        return [self.target] if self.drafter is None else [self.target, self.drafter]
+
+    @property
+    def controls(self) -> Controls | None:
+        return self._controls
+
+    @controls.setter
+    def controls(self, controls: Controls) -> None:
+        """Other memory, or controls of another kind: what was recorded does not know them."""
+        self._controls = controls
+        self._recorded.clear()
+
+    def run(self, length: int) -> Made:
+        """Start a step with so many guesses; what is returned is the next step's too, on a GPU."""
+        if self.device.type != "cuda":
+            with torch.no_grad():
+                return self._body(length)
+        if length not in self._recorded:
+            self._recorded[length] = self._record(length)
+        recorded = self._recorded[length]
+        recorded.graph.replay()
+        return recorded.made
+
+    def _body(self, length: int) -> Made:
+        """One step on the device."""
+        state, controls = self.state, self._controls
+        assert controls is not None
+        names = Names(state.seed, state.request, state.step)
+        clock = torch.zeros(len(PHASES) + 1, dtype=torch.int64, device=self.device)
+        _stamp(clock, 0)
+        tokens, draft_logits, summary = self._guess(length, controls, names)
+        _stamp(clock, 1)
+        ids = torch.cat([state.text.gather(1, state.base[:, None] + 1), tokens], dim=1)
+        logits = self.target.forward(ids, state.base, keep=length + 1)
+        _stamp(clock, 2)
+        out = kernels.verify(logits, draft_logits, tokens, controls, self.rule, names, drafted=summary)
+        self._commit(out.tokens, out.accepted.to(torch.int64))
+        _stamp(clock, 3)
+        return Made(out.tokens, out.accepted, out.fault, clock)
+
+    def _guess(
+        self, length: int, controls: Controls, names: Names
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Summary | None]:
+        """Tokens [B, K], the logits [B, K, V] they were drawn from, and what is known of these."""
+        state, size = self.state, len(self.state.base)
+        tokens = torch.full((size, length), -1, dtype=torch.int64, device=self.device)
+        if self.drafter is None or not length:
+            return tokens, None, None
+        kept = Summary.empty(size, length, self.device) if self.device.type == "cuda" else None
+        rows = [self.drafter.start(state.text, state.base)]
+        for k in range(length):
+            column = None if kept is None else Summary(*(part[:, k : k + 1] for part in kept))
+            tokens[:, k], _ = kernels.sample(
+                rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
+            )
+            if k + 1 < length:
+                rows.append(self.drafter.go_on(tokens[:, k], state.base, k + 1))
+        return tokens, torch.stack(rows, dim=1), kept
+
+    def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
+        state, controls = self.state, self._controls
+        assert controls is not None
+        # what follows the emitted tokens, and the text of a row that has ended, is overwritten before it is read
+        places = state.base[:, None] + torch.arange(2, emitted.shape[1] + 2, device=self.device)
+        state.text.scatter_(1, places, emitted.clamp_min(0))
+        state.base.add_((accepted + 1) * state.active)
+        state.step.add_(state.active)
+        for counts in (controls.seen, controls.made):
+            if counts is not None:
+                counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
+
+    @torch.no_grad()
+    def _record(self, length: int) -> Recorded:
+        """Capture the step. Warming up moves the state on, so it is put back."""
+        controls = self._controls
+        assert controls is not None
+        moving = [*self.state, *(c for c in (controls.seen, controls.made) if c is not None)]
+        saved = [tensor.clone() for tensor in moving]
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._body(length)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # cuBLAS keeps its scratch memory for whoever captures next, and compilers free it: this graph has its own
+        torch._C._cuda_clearCublasWorkspaces()
+        with torch.cuda.graph(graph):
+            made = self._body(length)
+        torch._C._cuda_clearCublasWorkspaces()
+        for tensor, old in zip(moving, saved, strict=True):
+            tensor.copy_(old)
+        return Recorded(graph, made)
+
+
+def _stamp(clock: torch.Tensor, place: int) -> None:
+    """The time, when the device has come so far; zero where its clock cannot be read."""
+    if not clock.is_cuda:
+        clock[place] = time.perf_counter_ns()
+    elif kernels.available():
+        from draftproof.kernels.clock import now
+
+        now[(1,)](clock[place:], num_warps=1)
