@@ -123,8 +123,9 @@ def attend(
 
 
 @triton.jit
-def norm(x, added, weight, total, out, eps, width, W: tl.constexpr):
+def norm(x, added, weight, total, out, eps, width, W: tl.constexpr, EARLY: tl.constexpr):
     """RMSNorm of a row of x [R, width]; where something is `added` to it first, that sum goes to `total`."""
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, W)
     inside = i < width
@@ -139,8 +140,9 @@ def norm(x, added, weight, total, out, eps, width, W: tl.constexpr):
 
 
 @triton.jit
-def gate(joint, out, width, W: tl.constexpr):
+def gate(joint, out, width, W: tl.constexpr, EARLY: tl.constexpr):
     """silu(first half) * second half of a row of joint [R, 2 * width], W places of it."""
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.program_id(1) * W + tl.arange(0, W)
     inside = i < width

@@ -135,8 +135,11 @@ def gate(joint: torch.Tensor) -> torch.Tensor:
 
     width, block = joint.shape[-1] // 2, 1024
     out = joint.new_empty(*joint.shape[:-1], width)
+    early = _early(joint.device)
     with launch.on(joint.device):
-        layer.gate[(joint.numel() // (2 * width), -(-width // block))](joint, out, width, W=block, num_warps=4)
+        layer.gate[(joint.numel() // (2 * width), -(-width // block))](
+            joint, out, width, W=block, EARLY=early, num_warps=4, launch_pdl=early
+        )
     return out
 
 
@@ -145,11 +148,12 @@ def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> t
 
     x, width = x.contiguous(), x.shape[-1]
     total, out = x if added is None else torch.empty_like(x), torch.empty_like(x)
-    block = _power(width)
+    block, early = _power(width), _early(x.device)
     with launch.on(x.device):
         layer.norm[(x.numel() // width,)](
-            x, added, weights.weight, total, out, weights.eps or 0.0, width, W=block, num_warps=8 if block > 1024 else 4
-        )
+            x, added, weights.weight, total, out, weights.eps or 0.0, width,
+            W=block, EARLY=early, num_warps=8 if block > 1024 else 4, launch_pdl=early,
+        )  # fmt: skip
     return total, out
 
 
