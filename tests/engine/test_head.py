@@ -146,7 +146,7 @@ def test_a_law_over_the_tokens_it_can_guess_is_the_law():
         made = propose([row], opened[0][1], tree, guess)
         logits = opened[1][1][0].extend(tree, made.tokens, range(3))
         expected = dp.sampling.law(logits[0], sampling)
-        law = torch.as_tensor(made.laws[0])
+        law = torch.as_tensor(made.wide(opened[0][1])[0])
         torch.testing.assert_close(law[0, :3], expected, atol=1e-6, rtol=0)
         assert law.shape[-1] == tiny.VOCABULARY
         assert (law[0, :3].sum(-1) - 1).abs().max() < 1e-5
@@ -163,11 +163,11 @@ def test_guesses_drawn_from_a_law_over_some_tokens_are_those_drawn_from_the_law(
             for one in (target, *drafters):
                 one.join(0, [1, 2, 3])
             row = Row((1, 2, 3), (), sampling, drafting, (Member(1, 0),), 0, 3)
-            found.append(propose([row], drafters, tree, by_draw([row], tree, DRAWS[draw])))
-        some, all_of_them = found
-        assert some.tokens.tolist() == all_of_them.tokens.tolist()
-        laws = [torch.as_tensor(one.laws[0]) for one in found]
-        torch.testing.assert_close(*laws, atol=1e-6, rtol=0)
+            made = propose([row], drafters, tree, by_draw([row], tree, DRAWS[draw]))
+            found.append((made.tokens.tolist(), torch.as_tensor(made.wide(drafters)[0])))
+        (some, law), (all_of_them, expected) = found
+        assert some == all_of_them
+        torch.testing.assert_close(law, expected, atol=1e-6, rtol=0)
 
 
 def test_a_text_of_one_token_can_be_drafted_for():

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
+from draftproof.engine.rest import Rest, merge
 from draftproof.law import normalise
 from draftproof.models.retold import Retold
 from draftproof.models.table import TableModel
@@ -50,6 +51,27 @@ def test_output_law_with_a_cut_vocabulary(verifier: Verifier, tree: Tree, size: 
     target, drafter = table(6, size), cut(3, size)
     assert target(())[0] > 0 == drafter(())[0]
     assert equal(verifier, target, drafter, tree, draw, max(tree.depth[-1] + 1, 2))
+
+
+def merged(verifier: Verifier, names: np.ndarray) -> Verifier:
+    """The same rule on a smaller alphabet: the tokens that can be guessed, and one that stands for the rest."""
+
+    def small(draft: Draft) -> tuple[Draft, Rest]:
+        return merge(draft.tree, draft.tokens, draft.q[..., names], draft.p, names)
+
+    def next(draft: Draft, node: np.ndarray) -> np.ndarray:
+        made, rest = small(draft)
+        return rest.spread(verifier.next(made, node), range(len(node)), node.tolist())
+
+    return verifier._replace(stop=lambda draft: verifier.stop(small(draft)[0]), next=next)
+
+
+@pytest.mark.parametrize(("verifier", "tree", "size", "draw"), [c for c in CASES if c.values[0].select is None])
+def test_output_law_where_one_token_stands_for_the_rest(verifier: Verifier, tree: Tree, size: int, draw: Draw) -> None:
+    """The rest are the first and the last token, and one of them may be all that p has left."""
+    target, inner, names = table(6, size + 1), table(3, size - 1), np.arange(1, size)
+    drafter: Model = lambda context: np.array([Fraction(0), *inner(context), Fraction(0)])  # noqa: E731
+    assert equal(merged(verifier, names), target, drafter, tree, draw, max(tree.depth[-1] + 1, 2))
 
 
 # Near misses

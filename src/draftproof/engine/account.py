@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from draftproof.draft import Draft
+from draftproof.law import Array
 
 
-def of_draft(draft: Draft) -> dict[str, int]:
-    """Of one step: laws of the nodes (logits and p beyond those of a plain step, and q), and a uniform for each guess,
-    one to stop and one to go on."""
+def of_draft(draft: Draft, p: Array) -> dict[str, int]:
+    """Of one step: laws of the nodes (logits and p beyond those of a plain step, and what the rule was given beside
+    them), and a uniform for each guess, one to stop and one to go on."""
     rows, nodes = draft.tokens.shape
-    laws = 2 * draft.p.nbytes * (nodes - 1) // nodes + draft.q.nbytes + (0 if draft.own is None else draft.own.nbytes)
+    laws = 2 * p.nbytes * (nodes - 1) // nodes
+    laws += sum(law.nbytes for law in (draft.p, draft.q, draft.own) if law is not None and law is not p)
     return {"laws": int(laws), "noise": 8 * rows * (nodes + 1)}
 
 

@@ -102,7 +102,7 @@ class Batch:
         steps = [branch.step for branch in outcome.branches]
         seconds = steps[0].seconds  # all branches share it
         seconds["overhead"] = time.perf_counter() - start - sum(seconds.values())
-        self._largest = max(self._largest, of_draft(outcome.draft), key=lambda size: size["laws"])
+        self._largest = max(self._largest, of_draft(outcome.draft, outcome.p), key=lambda size: size["laws"])
         if isinstance(self.tree, Auto):
             laws = self._laws(outcome, range(len(rows))) if self.tree.curious else None
             self.tree.learn(asked, outcome.draft.tree, steps, seconds, self._fresh, laws)

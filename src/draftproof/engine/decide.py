@@ -9,8 +9,9 @@ import numpy as np
 
 from draftproof.couple import Coupling
 from draftproof.draft import Draft, Tree, Verifier
-from draftproof.engine.laws import Member, Row, beside, noise, numbers
+from draftproof.engine.laws import Member, Row, beside, drawn, noise, numbers
 from draftproof.engine.propose import Guesser
+from draftproof.engine.rest import Rest
 from draftproof.law import Array, sample
 from draftproof.lossy import Lossy
 from draftproof.noise import Lane, races
@@ -27,8 +28,10 @@ class Decision(NamedTuple):
     cost: tuple[float, ...] = ()  # of a lossy rule: total variation of each emitted token's law from the target's
 
 
-def decide(rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: Verifier | Lossy) -> list[Decision]:
-    """By a law: two uniforms for each member of the chosen rows."""
+def decide(
+    rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: Verifier | Lossy, rest: Rest | None = None
+) -> list[Decision]:
+    """By a law: two uniforms for each member of the chosen rows. In a merged draft the last token is the `rest`."""
     places = [(b, m) for b in chosen for m in range(len(rows[b].members))]
     if not places:
         return []
@@ -46,7 +49,7 @@ def decide(rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: V
         node = sample(stop, beside(noise(names, Lane.STOP, 1)[:, 0], chain.p))
     else:
         node = chain.tokens[:, 0] * 0
-    token = numbers(sample(verifier.next(chain, node), beside(noise(names, Lane.NEXT, 1)[:, 0], chain.p)))
+    emitted = verifier.next(chain, node)
     reached = [_by_depth(law, chain.tree) for law in numbers(stop)]
     last = numbers(node)
     cost: list[tuple[float, ...]] = [()] * len(places)
@@ -55,6 +58,9 @@ def decide(rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: V
         cost = [tuple(a[: n + 1]) for a, n in zip(account, last, strict=True)]  # a chain: node n follows n tokens
     if path is not None:
         last = [nodes[n] for nodes, n in zip(numbers(path), last, strict=True)]
+    if rest is not None:
+        emitted = rest.spread(emitted, index, last)
+    token = numbers(drawn(emitted, beside(noise(names, Lane.NEXT, 1)[:, 0], emitted)))
     return [Decision(b, m, *rest) for (b, m), *rest in zip(places, last, token, reached, cost, strict=True)]
 
 

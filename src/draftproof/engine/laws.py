@@ -9,7 +9,8 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
-from draftproof.law import Array
+from draftproof.law import Array, sample
+from draftproof.models import native
 from draftproof.noise import Lane, uniform, uniforms
 from draftproof.sampling import Context, Sampling, law
 
@@ -60,11 +61,26 @@ def laws(
             contexts = [_history(rows[b], tokens[b], tree.path(node)) for b in group for node in nodes]
         scores = logits if len(alike) == 1 else logits[group]
         flat = xp.reshape(scores, (-1, scores.shape[-1]))
-        made.append(xp.reshape(law(flat, sampling, contexts), scores.shape))
+        made.append(xp.reshape(_law(flat, sampling, contexts), scores.shape))
     if len(made) == 1:
         return made[0]
     place = np.argsort([b for group in alike for b in group])
     return xp.concat(made, axis=0)[place.tolist()]
+
+
+def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None) -> Array:
+    """In C where a law is one softmax of all tokens."""
+    if isinstance(scores, np.ndarray) and sampling.is_whole and not sampling.names_tokens:
+        made = native.whole_laws(scores, float(sampling.temperature))  # type: ignore[arg-type]
+        if made is not None:  # else the scores are not fit for it, and the error is told
+            return made
+    return law(scores, sampling, contexts)
+
+
+def drawn(law: Array, u: Array) -> Array:
+    """A token [B] from each law [B, V] by a uniform [B]: `law.sample`, in C where that is possible."""
+    made = native.draws(law, u) if isinstance(law, np.ndarray) else None
+    return sample(law, u) if made is None else made
 
 
 def light(logits: Array, samplings: Sequence[Sampling]) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -13,6 +13,7 @@ from draftproof.draws import Draw
 from draftproof.engine.laws import Row, beside, laws, light, noise, numbers
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
+from draftproof.models import native
 from draftproof.models.session import Session
 from draftproof.noise import Lane
 
@@ -27,7 +28,16 @@ class Guesser(NamedTuple):
 def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     """Guesses drawn with the first member's own uniforms, one for each node."""
     u = noise([(row.members[0], row.step) for row in rows], Lane.DRAFT, tree.size)
-    return Guesser(lambda q, children, depth: draw.sample(q, beside(u[:, children], q)), by_name=False)
+
+    def pick(q: Array, children: list[int], depth: int) -> Array:
+        mine = beside(u[:, children], q)
+        if len(children) == 1 and draw.name != "fixed" and isinstance(q, np.ndarray):  # others draw one alike
+            one = native.draws(np.ascontiguousarray(q), mine)
+            if one is not None:
+                return one[:, None]
+        return draw.sample(q, mine)
+
+    return Guesser(pick, by_name=False)
 
 
 class Proposal(NamedTuple):
@@ -36,7 +46,13 @@ class Proposal(NamedTuple):
     tree: Tree  # as far down as anything was drawn
     tokens: np.ndarray  # [B, N]
     laws: list[Array]  # [B, N, V] of each drafter; sibling k was drawn from drafter k, counted round and round
+    names: list[np.ndarray | None]  # tokens [D] that a drafter's laws are about, [B, N, D] then, where not all
     failure: str | None  # why drafting broke off, if it did
+
+    def wide(self, drafters: Sequence[Any]) -> list[Array]:
+        """The laws of the drafters as laws of all tokens, [B, N, V]; none if the first call failed."""
+        made = zip(drafters, self.laws, self.names, strict=False)
+        return [q if names is None else drafter.widen(q) for drafter, q, names in made]
 
 
 def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess: Guesser) -> Proposal:
@@ -74,10 +90,7 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
     depths = (depth for depth, guesses in zip(tree.depth, tokens.T, strict=True) if (guesses >= 0).any())
     tree = tree.cut(max(depths))
     made = [_stack(one, tree) for one in zip(*levels, strict=True)]  # none if the first call failed
-    for k, q in enumerate(made):
-        if some[k] is not None:
-            made[k] = cast(Any, drafters[k]).widen(q)
-    return Proposal(tree, tokens[:, : tree.size], made, failure)
+    return Proposal(tree, tokens[:, : tree.size], made, some, failure)
 
 
 def certain(drafters: Sequence[Session], tree: Tree) -> bool:
@@ -101,7 +114,7 @@ def follow(rows: Sequence[Row], drafters: Sequence[Any], tree: Tree) -> Proposal
             break
         depth += 1
         tokens[:, depth] = said
-    return Proposal(tree.cut(depth), tokens[:, : depth + 1], [], failure)
+    return Proposal(tree.cut(depth), tokens[:, : depth + 1], [], [], failure)
 
 
 def _roots(rows: Sequence[Row], tree: Tree) -> np.ndarray:

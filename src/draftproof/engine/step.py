@@ -19,8 +19,10 @@ from draftproof.draws import Draw
 from draftproof.engine.certain import CERTAIN
 from draftproof.engine.decide import Decision, Race, decide
 from draftproof.engine.laws import Row, beside, laws
-from draftproof.engine.propose import by_draw, certain, follow, own_laws, propose
+from draftproof.engine.propose import Proposal, by_draw, certain, follow, own_laws, propose
+from draftproof.engine.rest import Rest, merge
 from draftproof.engine.trace import Step
+from draftproof.law import Array
 from draftproof.lossy import Lossy
 from draftproof.models.session import Session
 
@@ -40,7 +42,8 @@ class Outcome(NamedTuple):
 
     branches: list[Branch]
     failure: str | None
-    draft: Draft  # what was submitted; q is empty where guesses were not drawn
+    draft: Draft  # what was submitted to the rule; q is empty where guesses were not drawn
+    p: Array  # [B, N, V] the target's laws
 
 
 def step(
@@ -51,10 +54,11 @@ def step(
     clock = [time.perf_counter()]
     asked, sure = tree.size > 1, certain(drafters, tree) and not isinstance(rule, Lossy)
     if sure:
-        tree, tokens, drawn_from, failure = follow(rows, drafters, tree)
+        proposal = follow(rows, drafters, tree)
     else:
         guess = race.guesser(rows) if race else by_draw(rows, tree, draw)
-        tree, tokens, drawn_from, failure = propose(rows, drafters, tree, guess)
+        proposal = propose(rows, drafters, tree, guess)
+    tree, tokens, failure = proposal.tree, proposal.tokens, proposal.failure
     clock.append(time.perf_counter())
 
     logits = target.extend(tree, tokens, range(tree.size))
@@ -65,12 +69,16 @@ def step(
 
     p = laws(logits, rows, tree, tokens, range(tree.size), [row.sampling for row in rows])
     sure = sure or (tree.size == 1 and not isinstance(rule, Lossy))  # nothing was guessed
-    q = [p[..., :0]] if sure else [beside(one, p) for one in drawn_from] or [p * 0]
-    draft = Draft(tree, beside(tokens, p), q[0], p, own_laws(tree, q) if len(q) > 1 else None)
-    if race is not None:
-        decisions = race.decide(rows, draft)
+    narrow = proposal.names[0] if len(drafters) == 1 and isinstance(rule, Verifier) and not sure else None
+    if narrow is not None and proposal.laws:
+        draft, rest = merge(tree, tokens, proposal.laws[0], p, narrow)
+        decisions = _by_law(rows, draft, rule, rest)
     else:
-        decisions = decide(rows, draft, range(len(rows)), CERTAIN) if sure else _by_law(rows, draft, rule)
+        draft = _whole(proposal, drafters, p, sure)
+        if race is not None:
+            decisions = race.decide(rows, draft)
+        else:
+            decisions = decide(rows, draft, range(len(rows)), CERTAIN) if sure else _by_law(rows, draft, rule)
     clock.append(time.perf_counter())
 
     seconds = dict(zip(("draft", "target", "verify"), np.diff(clock).tolist(), strict=True))
@@ -80,15 +88,22 @@ def step(
         for i, branch in enumerate(branches[len(rows) :], start=len(rows)):
             session.copy(branch.row, i)
         session.commit(tree, tokens, nodes, emitted)
-    return Outcome(branches, failure, draft)
+    return Outcome(branches, failure, draft, p)
 
 
-def _by_law(rows: Sequence[Row], draft: Draft, rule: Any) -> list[Decision]:
+def _whole(proposal: Proposal, drafters: Sequence[Any], p: Array, sure: bool) -> Draft:
+    """The draft with laws of all tokens; without q where guesses were not drawn."""
+    q = [p[..., :0]] if sure else [beside(one, p) for one in proposal.wide(drafters)] or [p * 0]
+    tree, tokens = proposal.tree, proposal.tokens
+    return Draft(tree, beside(tokens, p), q[0], p, own_laws(tree, q) if len(q) > 1 else None)
+
+
+def _by_law(rows: Sequence[Row], draft: Draft, rule: Any, rest: Rest | None = None) -> list[Decision]:
     """Samples that share a row share its guesses. With a rule that uses q they would become dependent; the match rule
     draws each sample's tokens from p with its own noise, so they stay independent, and exact."""
     alone = [b for b, row in enumerate(rows) if len(row.members) == 1]
     shared = [b for b, row in enumerate(rows) if len(row.members) > 1]
-    return decide(rows, draft, alone, rule) + decide(rows, draft, shared, verify.get("match"))
+    return decide(rows, draft, alone, rule, rest) + decide(rows, draft, shared, verify.get("match"), rest)
 
 
 def _branch(

@@ -60,11 +60,11 @@ class Walk:
         """The guesses here."""
         shape = Tree.paths(self.forest.width, self.length)
         guess = self.forest.guesser(self._noise(Lane.DRAFT, shape.size))
-        tree, tokens, drawn_from, failure = propose([self.row], self.sessions[1:], shape, guess)
-        if failure is not None:
-            raise DraftproofError(f"the drafter failed ({failure}): check the draft model")
-        p = self.target_laws(tree, tokens)
-        self.draft = Draft(tree, beside(tokens, p), beside(drawn_from[0], p), p)
+        made = propose([self.row], self.sessions[1:], shape, guess)
+        if made.failure is not None:
+            raise DraftproofError(f"the drafter failed ({made.failure}): check the draft model")
+        p = self.target_laws(made.tree, made.tokens)
+        self.draft = Draft(made.tree, beside(made.tokens, p), beside(made.wide(self.sessions[1:])[0], p), p)
         return self.draft
 
     def go_on(self) -> None:

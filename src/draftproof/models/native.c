@@ -46,12 +46,13 @@ static inline Lanes larger(Lanes a, Lanes b) { return choose(a > b, a, b); }
 
 /* Of numbers that are not positive; zero below -80. */
 static inline Lanes exponentials(Lanes x) {
-    Lanes t = choose(x < -80, x * 0 - 80, x) * 1.44269504f;
-    Whole whole = __builtin_convertvector(t - 0.5f, Whole); /* the nearest */
-    Lanes f = t - __builtin_convertvector(whole, Lanes), p = 0.00133335581f + f * 0.000154035304f;
+    const Lanes zero = {0};
+    Lanes t = choose(x < -80, zero - 80, x);
+    Whole whole = __builtin_convertvector(t * 1.44269504f - 0.5f, Whole); /* the nearest */
+    Lanes f = t * 1.44269504f - __builtin_convertvector(whole, Lanes), p = 0.00133335581f + f * 0.000154035304f;
     p = 0.0555041087f + f * (0.00961812911f + f * p);
     p = 1 + f * (0.693147181f + f * (0.240226507f + f * p));
-    return choose(x < -80, x * 0, (Lanes)((whole + 127) << 23) * p);
+    return choose(x < -80, zero, (Lanes)((whole + 127) << 23) * p);
 }
 
 /* Sums of 16 vectors, each into its lane. */
@@ -416,4 +417,80 @@ void stack(Sizes n, long layers, const Layer *all, float *const *stores, const f
 #pragma omp for schedule(static)
         for (long i = 0; i < rows * width; i++) x[i] += made[i];
     }
+}
+
+typedef double Doubles __attribute__((vector_size(128), aligned(4)));
+
+/* Up to 16 numbers from x on, filled up with others. */
+static inline Lanes some(const float *x, long left, float others) {
+    Lanes made = {0};
+    if (left >= 16) return *(const Lanes *)x;
+    made += others;
+    for (long i = 0; i < left; i++) made[i] = x[i];
+    return made;
+}
+
+static inline double sum(Doubles x) {
+    double total = 0;
+    for (int i = 0; i < 16; i++) total += x[i];
+    return total;
+}
+
+/* out [size] = exp(scores / temperature), scaled to sum to one. Whether the scores are such that it does. */
+static int law(const float *scores, long size, float temperature, float *out) {
+    float best = -INFINITY, unit = 1 / temperature;
+    Lanes most = some(scores, 0, -INFINITY);
+    Doubles sums = {0};
+    for (long i = 0; i < size; i += 16) most = larger(some(scores + i, size - i, -INFINITY), most);
+    for (int i = 0; i < 16; i++) best = most[i] > best ? most[i] : best;
+    for (long i = 0; i < size; i += 16) {
+        Lanes made = exponentials((some(scores + i, size - i, -INFINITY) - best) * unit);
+        sums += __builtin_convertvector(made, Doubles);
+        if (size - i >= 16)
+            *(Lanes *)(out + i) = made;
+        else
+            for (long j = i; j < size; j++) out[j] = made[j - i];
+    }
+    double total = sum(sums);
+    float share = 1 / total;
+    for (long i = 0; i < size; i++) out[i] *= share;
+    return best - best == 0 && total > 0; /* false where the best is infinite, or any is no number */
+}
+
+/* Laws [rows, size] of scores; how many rows have none. */
+long laws(const float *scores, long rows, long size, float temperature, float *out) {
+    long bad = 0;
+#pragma omp parallel for schedule(static) reduction(+ : bad) if (rows > 1 && rows * size > 65536)
+    for (long r = 0; r < rows; r++) bad += !law(scores + r * size, size, temperature, out + r * size);
+    return bad;
+}
+
+/* The token at which the cumulated law [size] first exceeds u times its sum; -1 where there is none. Sums run in double
+   precision, first over parts, so that only one part is looked at token by token. */
+static long draw(const float *law, long size, double u) {
+    enum { PART = 256 };
+    double parts[size / PART + 1], total = 0, before = 0;
+    for (long i = 0; i < size; i += PART) {
+        Doubles sums = {0};
+        for (long j = i; j < size && j < i + PART; j += 16)
+            sums += __builtin_convertvector(some(law + j, size - j, 0), Doubles);
+        total += parts[i / PART] = sum(sums);
+    }
+    long last = -1, i = 0;
+    for (; i + PART < size && before + parts[i / PART] <= u * total; i += PART) before += parts[i / PART];
+    for (; i < size; i++) {
+        before += law[i];
+        if (law[i] > 0) {
+            last = i;
+            if (before > u * total) return i;
+        }
+    }
+    for (i = last < 0 ? size - 1 : last; i >= 0 && last < 0; i--) last = law[i] > 0 ? i : -1; /* rounding, or no law */
+    return last;
+}
+
+/* A token for each row of laws [rows, size]. */
+void draws(const float *laws, long rows, long size, const double *u, long *out) {
+#pragma omp parallel for schedule(static) if (rows > 1 && rows * size > 65536)
+    for (long r = 0; r < rows; r++) out[r] = draw(laws + r * size, size, u[r]);
 }

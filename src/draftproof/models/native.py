@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
@@ -141,7 +142,7 @@ def run(
     layers: Stack,
     x: torch.Tensor,
     rotation: Any,
-    masks: Sequence[torch.Tensor | None],
+    masks: Sequence[Any],
     stores: Sequence[Any],
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -263,6 +264,24 @@ def _place(
     return Sizes(batch, tokens, heads, shared, size, *place, row, token), slots
 
 
+def whole_laws(scores: np.ndarray, temperature: float) -> np.ndarray | None:
+    """[..., V] exp(scores / temperature), scaled; None where a score is not fit for it, or without a compiler."""
+    if scores.dtype != np.float32 or not scores.flags.c_contiguous or compiled() is None:
+        return None
+    made, size = np.empty_like(scores), scores.shape[-1]
+    bad = compiled().laws(scores.ctypes.data, scores.size // size, size, temperature, made.ctypes.data)
+    return None if bad else made
+
+
+def draws(law: np.ndarray, u: np.ndarray) -> np.ndarray | None:
+    """As `law.sample`: laws [..., V] and uniforms [...] in float64 -> tokens [...], -1 where a law is zero."""
+    if law.dtype != np.float32 or not law.flags.c_contiguous or compiled() is None:
+        return None
+    tokens, size = np.empty(law.shape[:-1], dtype=np.int64), law.shape[-1]
+    compiled().draws(law.ctypes.data, law.size // size, size, np.ascontiguousarray(u).ctypes.data, tokens.ctypes.data)
+    return tokens
+
+
 @cache
 def compiled() -> Any:
     """The C functions, kept in the cache folder; None without a compiler, a processor or a torch that they need."""
@@ -285,7 +304,9 @@ def compiled() -> Any:
     library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 8]
-    for function in (library.linear, library.stack, library.norm, library.gate, library.attend):
+    library.laws.argtypes, library.laws.restype = [pointer, count, count, ctypes.c_float, pointer], count
+    library.draws.argtypes = [pointer, count, count, pointer, pointer]
+    for function in (library.draws, library.linear, library.stack, library.norm, library.gate, library.attend):
         function.restype = None
     return library
 

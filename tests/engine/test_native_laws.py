@@ -1,0 +1,50 @@
+"""Laws made and drawn from in C are those of the core."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftproof import law
+from draftproof.controls import softmax
+from draftproof.models import native
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 259, 49152])
+def test_laws_and_draws(size):
+    if native.compiled() is None:
+        return
+    chance = np.random.default_rng(size)
+    scores = (4 * chance.standard_normal((3, size))).astype(np.float32)
+    scores[:, size // 2 + 1 :: 3] = -np.inf
+    made = native.whole_laws(scores, 0.8)
+    truth = softmax(scores.astype(np.float64), 0.8)
+    assert np.abs(made - truth).sum(axis=-1).max() < 1e-7
+    assert np.all(made[scores == -np.inf] == 0)
+    for u in (np.zeros(3), np.full(3, 1 - 2.0**-53), *chance.random((20, 3))):
+        assert native.draws(made, u).tolist() == law.sample(made, u).tolist()
+
+
+def test_a_law_of_nothing_draws_nothing():
+    if native.compiled() is None:
+        return
+    assert native.draws(np.zeros((2, 300), dtype=np.float32), np.array([0.0, 0.9])).tolist() == [-1, -1]
+
+
+def test_the_last_token_that_can_be_drawn_is_drawn_however_sums_are_rounded():
+    if native.compiled() is None:
+        return
+    made = np.zeros((1, 700), dtype=np.float32)
+    made[0, [3, 600]] = 0.1, 0.9
+    assert native.draws(made, np.array([np.nextafter(1.0, 0)])).tolist() == [600]
+    assert native.draws(made, np.array([1.0])).tolist() == [600]  # as if u * total had been rounded up
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_what_is_no_score_is_left_to_the_core(odd):
+    scores = np.zeros((2, 40), dtype=np.float32)
+    assert (native.whole_laws(scores, 1.0) is None) == (native.compiled() is None)
+    scores[1, 38] = odd
+    assert native.whole_laws(scores, 1.0) is None
+    scores[1] = -np.inf
+    assert native.whole_laws(scores, 1.0) is None
