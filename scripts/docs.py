@@ -1,9 +1,9 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
 Derived are docs/algorithms.md (from the registries), docs/performance.md and the table of docs/audit.md (from the rows
-of the benchmarks), the tree of files in the README (from the modules' docstrings), the map in docs/index.md (from the
-pages' first lines), and the figures. `--capture` runs the README's command again and records what it printed; no check
-does that, because it needs the model and its timings are never the same twice.
+of the benchmarks), docs/files.md and the folders in the README (from the modules' docstrings), the map in docs/index.md
+(from the pages' first lines), and the figures. `--capture` runs the README's command again and records what it printed;
+no check does that, because it needs the model and its timings are never the same twice.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
 FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
 FIGURES = (figure, figure_limits)
+FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
 READING_ORDER = ("how-it-works.md", "exactness.md", "sampling.md", "limits.md", "architecture.md", "algorithms.md")
 SHAPES = {
     "chain": "One path",
@@ -78,8 +79,9 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / "algorithms.md", algorithms()
     yield docs / "performance.md", performance.page(root)
     yield docs / "audit.md", filled(docs / "audit.md", "engines", audit.table(root))
+    yield docs / "files.md", FILES + tree(root)
     yield docs / "index.md", filled(docs / "index.md", "pages", contents(docs))
-    yield root / "README.md", filled(root / "README.md", "tree", tree(root))
+    yield root / "README.md", filled(root / "README.md", "tree", tree(root, FOLDERS[:1], deep=False))
 
 
 def filled(page: Path, name: str, body: str) -> str:
@@ -166,23 +168,28 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def contents(docs: Path) -> str:
     """The pages of the docs in reading order, each with its first sentence."""
     found = {page.name: page for page in sorted(docs.glob("*.md")) if page.name != "index.md"}
-    found["algorithms.md"] = docs / "algorithms.md"  # also when it is about to be written for the first time
+    for name in ("algorithms.md", "files.md"):
+        found[name] = docs / name  # also when it is about to be written for the first time
     order = [name for name in READING_ORDER if name in found] + [name for name in found if name not in READING_ORDER]
     lines = []
     for name in order:
-        text = algorithms() if name == "algorithms.md" else found[name].read_text(encoding="utf-8")
+        fresh = {"algorithms.md": algorithms, "files.md": lambda: FILES}
+        text = fresh[name]() if name in fresh else found[name].read_text(encoding="utf-8")
         title, first = re.findall(r"^# (.+)\n+((?:.+\n)+)", text)[0]
         sentence = re.split(r"(?<=[.:])\s", " ".join(first.split()))[0].rstrip(".:")
         lines.append(f"- [{title}]({name}): {sentence[0].lower()}{sentence[1:]}.\n")
     return "".join(lines)
 
 
-def tree(root: Path) -> str:
-    """The files with code in them, folder by folder, each with what its docstring says first."""
-    return "```text\n" + "".join(line + "\n" for folder in FOLDERS for line in _branch(root, folder)) + "```\n"
+def tree(root: Path, folders: Iterable[str] = FOLDERS, deep: bool = True) -> str:
+    """The files with code in them, folder by folder, each with what its docstring says first.
+
+    If not deep, of folders within folders only their own line.
+    """
+    return "```text\n" + "".join(line + "\n" for folder in folders for line in _branch(root, folder, deep)) + "```\n"
 
 
-def _branch(root: Path, folder: str) -> Iterator[str]:
+def _branch(root: Path, folder: str, deep: bool) -> Iterator[str]:
     """A line for the folder and for everything in it, files before folders."""
     found = [file for file in (root / folder).rglob("*.py") if file.stat().st_size]
     entries: list[tuple[str, Path]] = []
@@ -190,7 +197,7 @@ def _branch(root: Path, folder: str) -> Iterator[str]:
         depth = len(home.relative_to(root / folder).parts)
         entries.append(("  " * depth + (home.name if depth else folder) + "/", home / "__init__.py"))
         files = sorted(file for file in found if file.parent == home and file.name != "__init__.py")
-        entries += [("  " * (depth + 1) + file.name, file) for file in files]
+        entries += [("  " * (depth + 1) + file.name, file) for file in files if deep or not depth]
     column = max((len(name) for name, _ in entries), default=0) + 2
     for name, file in entries:
         yield f"{name:<{column}}{_gist(file, WIDTH - column)}".rstrip()
