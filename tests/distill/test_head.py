@@ -10,6 +10,17 @@ from draftproof.distill.teacher import see
 from draftproof.models.llama import Rotation
 
 
+class Stored:
+    """Keys and values, one after the other."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, /) -> tuple[torch.Tensor, ...]:
+        self.kept.append((keys, values))
+        return tuple(torch.cat(part, dim=2) for part in zip(*self.kept, strict=True))
+
+
 def test_training_steps_are_drafting_steps() -> None:
     """Guess k after token i, computed alone: the target's states up to token i - k, then the head's own."""
     torch.manual_seed(0)
@@ -23,11 +34,12 @@ def test_training_steps_are_drafting_steps() -> None:
     output = model.network.get_output_embeddings().weight[network.tokens]
     for k, rows in enumerate(student.guesses(seen, 4)):
         for i in range(k + 1, 12):
-            states = network.fuse(seen.features[:, : i - k])
-            for _ in range(k + 1):
-                count = states.shape[1]
-                rotation = Rotation.of(torch.arange(count)[None], network.frequencies)
-                past = torch.ones(count, count).tril().bool()[None, None]
-                made = network(states, embed(seen.tokens[:, 1 : count + 1]), rotation, past, [None, None])
-                states = torch.cat([states, made[:, -1:]], dim=1)
+            states, first, stores = network.fuse(seen.features[:, : i - k]), 0, [Stored(), Stored()]
+            for step in range(k + 1):
+                count = first + states.shape[1]
+                rotation = Rotation.of(torch.arange(first, count)[None], network.frequencies)
+                past = torch.ones(count, count).tril().bool()[None, None, first:]
+                words = embed(seen.tokens[:, first + 1 : count + 1])
+                made = network(states, words, rotation, past, stores, known=step == 0)
+                states, first = made[:, -1:], count
             torch.testing.assert_close(rows[:, i - 1], network.logits(made[:, -1], output), rtol=1e-4, atol=1e-4)

@@ -154,7 +154,8 @@ def test_out_of_memory_halves_the_batch(run: Path) -> None:
             return student.guesses(seen, count)
 
         watched: Student = student._replace(guesses=greedy)
-        trainer = Trainer(Library(target, text.tokens, student.taps), watched, text.drawn, Settings(4, 16))
+        library = Library(target, text, student.taps, student.tokens)
+        trainer = Trainer(library, watched, Settings(4, 16))
         for _ in range(4):
             trainer.advance()
         return trainer

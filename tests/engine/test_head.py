@@ -48,20 +48,31 @@ def head(**settings):
     return HeadModel(tiny.model(), network(**settings))
 
 
+class Stored:
+    """Keys and values, one after the other."""
+
+    def __init__(self):
+        self.kept = []
+
+    def update(self, keys, values, /):
+        self.kept.append((keys, values))
+        return tuple(torch.cat(part, dim=2) for part in zip(*self.kept, strict=True))
+
+
 @torch.no_grad()
 def alone(model, text, path=()):
-    """Logits after text + path: every entry computed in one call, without any cache."""
+    """Logits after text + path: true entries in one call, then guesses one by one, keys and values side by side."""
     whole, net = model.target.network, model.network
     said = whole(torch.tensor([text]), output_hidden_states=True)
     states = net.fuse(torch.cat([said.hidden_states[tap] for tap in model.taps], dim=-1))[:, : len(text) - 1]
-    tokens = list(text)
+    words, first, stores = list(text[1:]), 0, [Stored() for _ in net.blocks]
     for token in (*path, None):
-        count = states.shape[1]
-        rotation = Rotation.of(torch.arange(count)[None], net.frequencies)
-        mask = torch.ones(count, count).tril().bool()[None, None]
-        embedded = whole.get_input_embeddings()(torch.tensor([tokens[1:]]))
-        made = net(states, embedded, rotation, mask, [None] * net.config.layers)
-        states, tokens = torch.cat([states, made[:, -1:]], dim=1), [*tokens, token]
+        count = first + states.shape[1]
+        rotation = Rotation.of(torch.arange(first, count)[None], net.frequencies)
+        mask = torch.ones(count, count).tril().bool()[None, None, first:]
+        embedded = whole.get_input_embeddings()(torch.tensor([words]))
+        made = net(states, embedded, rotation, mask, stores, known=first == 0)
+        states, words, first = made[:, -1:], [token], count
     rows = whole.get_output_embeddings().weight[net.tokens]
     logits = torch.full((model.vocabulary,), -torch.inf)
     logits[net.tokens] = net.logits(made[0, -1], rows)

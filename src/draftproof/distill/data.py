@@ -24,7 +24,7 @@ from draftproof.models.slots import SlotCache
 
 Ids = tuple[int, ...]
 TURNS = 6  # segments of a script; what comes after them is the target's alone
-LONGEST = 256  # prompt in tokens; longer ones are left out
+LONGEST = 256  # prompt in tokens; longer ones are left out, and those that take more than half of a row
 
 
 class Template(NamedTuple):
@@ -83,11 +83,11 @@ class Source(NamedTuple):
     ends: Ids
 
     @staticmethod
-    def of(model: HFModel, prompts: Sequence[str], chat: bool = True) -> Source:
+    def of(model: HFModel, prompts: Sequence[str], chat: bool = True, longest: int = LONGEST) -> Source:
         ids = model.tokenizer(list(prompts), add_special_tokens=False)["input_ids"] if prompts else []
-        words = [tuple(prompt) for prompt in ids if 0 < len(prompt) <= LONGEST]
+        words = [tuple(prompt) for prompt in ids if 0 < len(prompt) <= longest]
         if prompts and not words:
-            raise DraftproofError(f"no prompt has at most {LONGEST} tokens: use shorter ones, or --data self")
+            raise DraftproofError(f"no prompt has at most {longest} tokens: use shorter ones, or --data self")
         return Source(template(model, chat), words, model.end_tokens)
 
     def turn(self, first: bool, rng: np.random.Generator) -> list[Ids]:
@@ -110,6 +110,11 @@ def scripts(sources: Sequence[Source], rows: int, rng: np.random.Generator) -> t
         for turn, segment in enumerate(segments[:TURNS]):
             row[turn, : len(segment)] = segment
     return torch.from_numpy(made)
+
+
+def _race(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Tokens [R] from logits [R, V]: the first to arrive, of exponential times [R, V] with rates p. Nothing waits."""
+    return (logits.float() / temperature - noise.log()).argmax(-1)
 
 
 # cuDNN plans its attention anew for every length, which takes longer than all the rest of a call
@@ -140,6 +145,8 @@ def write(
     tokens = torch.zeros((rows, length), dtype=torch.int32, device=device)
     drawn = torch.zeros((rows, length), dtype=torch.bool, device=device)
     guess = each * 0
+    noise = torch.empty((rows, model.vocabulary), device=device)
+    race = torch.compile(_race, dynamic=False) if noise.is_cuda else _race
     for t in range(length):
         said = given[each, turn, place].long()
         free = said < 0
@@ -152,6 +159,6 @@ def write(
             cache.place_range(t, 1)
             position = torch.full((1, 1), t, device=device).expand(rows, 1)
             logits = network(token[:, None], position_ids=position, past_key_values=cache, use_cache=True).logits[:, -1]
-            guess = torch.multinomial((logits.float() / heat).softmax(-1), 1, generator=generator)[:, 0]
+            guess = race(logits, heat, noise.exponential_(generator=generator))
         progress(rows)
     return Text(tokens.cpu(), drawn.cpu(), temperature.cpu())

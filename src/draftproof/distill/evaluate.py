@@ -2,7 +2,8 @@
 
 The text is the target's own, so the accepted length of a chain needs no drafting: a path x from p is as good as
 one from q, for sum prod min(p, q) is the mean of prod min(1, q / p) over p. So there is no noise of accepting in it.
-In the same way the mean of min(1, prod q / p) is the most that any rule can accept of a path.
+In the same way the mean of min(1, prod q / p) is the most that any rule can accept of a path. These are means over all
+places of a text; an engine meets the hard ones more often, and how often follows from the same ratios.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Quality(NamedTuple):
     reach: float  # mass of p on the draft vocabulary: no training can do better
     tokens: list[float]  # per target call, for chains of 1, 2, ... guesses, verified one by one
     limit: list[float]  # the same for the best rule there could be
+    engine: float  # the same for the longest chain, where an engine starts its steps: behind what it refused
     laws: int  # how many were compared
 
 
@@ -48,7 +50,8 @@ def measure(
         raise DraftproofError(f"the target's text at temperature {temperature:g} is too short: use a larger --length")
     overlap = (sums.overlap / sums.laws).tolist()
     tokens, limit = ((1 + (part / sums.starts).cumsum(0)).tolist() for part in (sums.paths, sums.joint))
-    return Quality(temperature, overlap, float(sums.mass / sums.laws[0]), tokens, limit, int(sums.laws[0]))
+    engine = float(sums.laws[0] / sums.calls)
+    return Quality(temperature, overlap, float(sums.mass / sums.laws[0]), tokens, limit, engine, int(sums.laws[0]))
 
 
 class Look(NamedTuple):
@@ -91,13 +94,15 @@ class Sums:
 
     def __init__(self, guesses: int) -> None:
         self.guesses = guesses
-        self.mass = self.starts = torch.zeros((), dtype=torch.float64)
+        self.mass = self.starts = self.calls = torch.zeros((), dtype=torch.float64)
         self.overlap, self.laws, self.paths, self.joint = (torch.zeros(guesses, dtype=torch.float64) for _ in range(4))
 
     def add(self, look: Look, drawn: torch.Tensor) -> None:
         """drawn [B, L - 2]: whether the token after a law is the target's own."""
         count, length = self.guesses, drawn.shape[1] - self.guesses + 1
         self.mass = self.mass + (look.mass * drawn).sum().double().cpu()
+        begun = loss.visits(list(look.ratio.clamp_max(1)), drawn, sweeps=drawn.shape[1])[0]
+        self.calls = self.calls + begun.sum().double().cpu()
         windows = [drawn[:, k : k + length] for k in range(count)]
         whole = torch.stack(windows).all(dim=0).double()  # all guesses from here on can be judged
         self.starts = self.starts + whole.sum().cpu()

@@ -8,6 +8,8 @@ part only lowers the overlap that can be had.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 LEAST = 0.1  # share of the divergence that stays to the end, for the tails
@@ -24,15 +26,50 @@ def totals(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
 
 
 def shortfall(
-    guess: torch.Tensor, scores: torch.Tensor, total: torch.Tensor, temperature: torch.Tensor, sharpness: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and overlap of each row: the draft's logits [..., D] against the target's scores [..., D].
+    guess: torch.Tensor,
+    scores: torch.Tensor,
+    total: torch.Tensor,
+    temperature: torch.Tensor,
+    sharpness: torch.Tensor,
+    follows: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss, overlap and acceptance of each row: the draft's logits [..., D] against the target's scores [..., D].
 
-    sharpness is 0 for pure divergence and 1 for as much total variation as there may be.
+    sharpness is 0 for pure divergence and 1 for as much total variation as there may be. follows [...] is the column of
+    the token that the text has there, -1 for one that cannot be guessed: what the text has was accepted with
+    probability min(1, q / p), if it was guessed.
     """
     p = law_of(scores, total, temperature)
     logarithm = torch.log_softmax(guess.float() / temperature[..., None], dim=-1)
     divergence = -(p * logarithm).sum(-1)
     overlap = torch.minimum(p, logarithm.exp()).sum(-1)
     share = sharpness * (1 - LEAST)
-    return (1 - share) * divergence - share * overlap, overlap.detach()
+    column = follows.clamp_min(0)[..., None]
+    ratio = torch.exp(logarithm.gather(-1, column) - scores.gather(-1, column).float() / temperature[..., None])[..., 0]
+    accepted = torch.where(follows < 0, 0.0, (ratio.detach() * total.exp()).clamp_max(1))
+    return (1 - share) * divergence - share * overlap, overlap.detach(), accepted
+
+
+def visits(accepted: Sequence[torch.Tensor], drawn: torch.Tensor, sweeps: int = 8) -> list[torch.Tensor]:
+    """How often an engine makes guess 1, 2, ... at each place of a text, [B, T] each.
+
+    Given the text, its token at a place was accepted as guess k with probability accepted[k] [B, T]; a refusal starts
+    the next step behind it, and a step whose guesses were all accepted gets one token more. Where a text was given and
+    not drawn, every place starts a step. Each sweep carries the starts of steps a step further.
+    """
+    count = len(accepted)
+    follows_given = ~_later(drawn, 1)
+    starts = 0.5 * drawn.float()
+    for _ in range(sweeps + 1):
+        reach, refused = [starts], starts * (1 - accepted[0])
+        for k in range(1, count):
+            reach.append(_later(reach[-1] * accepted[k - 1], 1) * drawn)
+            refused = refused + reach[-1] * (1 - accepted[k])
+        starts = _later(refused, 1) + _later(reach[-1] * accepted[-1], 2)
+        starts = torch.where(follows_given, 1.0, starts) * drawn
+    return reach
+
+
+def _later(values: torch.Tensor, places: int) -> torch.Tensor:
+    """[B, T] moved to later places."""
+    return torch.nn.functional.pad(values[:, :-places], (places, 0))

@@ -25,7 +25,7 @@ from draftproof.limits.prompts import read
 from draftproof.models.hf import HFModel
 
 WRITING = 0.3  # share of the minutes that go into text
-HEAT = (1.0, 1.0, 1.0, 0.7, 0.7)  # temperatures of the text, by turns of the dice
+HEAT = (1.0, 1.0, 0.7)  # temperatures of the text, and so of the laws that are taught
 HELD_HEAT = (1.0, 0.7)
 Report = Callable[[str, float, str], object]  # stage, share done, remark
 
@@ -44,10 +44,10 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
         done += rows
         report("reading", done / len(written.tokens), "")
 
-    library = Library(target, written.tokens, student.taps, read_rows)
+    library = Library(target, written, student.taps, student.tokens, read_rows)
     settings = Settings(100, job.batch, job.rate, job.seed)
     settings = settings._replace(turning=0.1) if job.begin else settings  # the first lesson is known
-    trainer = Trainer(library, student, written.drawn, settings)
+    trainer = Trainer(library, student, settings)
     seconds = 60 * minutes * (1 - WRITING)
     steps = folder.amount("steps", job.steps, lambda: int(seconds / trainer.rehearse()))
     trainer.settings = trainer.settings._replace(steps=steps, every=max(steps // 20, 1))
@@ -74,8 +74,10 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
 def _text(target: HFModel, folder: Folder, job: Job, minutes: float, report: Report) -> tuple[Text, Text]:
     """Text to learn from and text to be judged on, from disk or written now."""
     pools, held_pool = _prompts(job)
-    sources = [Source.of(target, pool, job.chat) for pool in pools]
-    judges = [Source.of(target, held_pool, job.chat)]
+    longest = min(data.LONGEST, job.length // 2)
+    made = {name: Source.of(target, pool, job.chat, longest) for name, pool in pools.items()}
+    sources = [made[name] for name in job.data]
+    judges = [Source.of(target, held_pool, job.chat, longest)]
 
     def shard(path: Path, pool: list[Source], rows: int, heat: tuple[float, ...], number: int) -> None:
         if path.exists():
@@ -106,13 +108,13 @@ def _text(target: HFModel, folder: Folder, job: Job, minutes: float, report: Rep
     return Text.load(paths[1:]), Text.load([folder.text / "held.safetensors"])
 
 
-def _prompts(job: Job) -> tuple[list[list[str]], list[str]]:
+def _prompts(job: Job) -> tuple[dict[str, list[str]], list[str]]:
     """Prompts of each source (none for "self"), and those kept apart."""
-    pools = [[] if name == "self" else read(Path(name)) for name in job.data]
+    pools = {name: [] if name == "self" else read(Path(name)) for name in dict.fromkeys(job.data)}
     if job.held:
         return pools, read(Path(job.held))
-    held = [prompt for pool in pools for prompt in pool[::20]]
-    return [[prompt for n, prompt in enumerate(pool) if n % 20] for pool in pools], held
+    held = [prompt for pool in pools.values() for prompt in pool[::20]]
+    return {name: [prompt for n, prompt in enumerate(pool) if n % 20] for name, pool in pools.items()}, held
 
 
 def _student(target: HFModel, written: Text, job: Job) -> Student:
@@ -120,9 +122,9 @@ def _student(target: HFModel, written: Text, job: Job) -> Student:
         torch.manual_seed(job.seed)
         if job.kind == "model":
             return model.student(target, job.width, job.layers or 6, job.begin)
-        if job.begin:
-            return head.resume(target, Path(job.begin), job.unroll)
         counts = written.tokens[written.drawn].long().bincount(minlength=target.vocabulary)
         size = min(job.vocabulary, target.vocabulary)
         frequent = counts.sort(descending=True, stable=True).indices[:size].sort().values
+        if job.begin:
+            return head.resume(target, Path(job.begin), job.unroll, job.layers, frequent)
         return head.student(target, frequent.to(written.tokens.device), job.layers or 1, job.unroll)

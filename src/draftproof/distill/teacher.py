@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F  # noqa: N812
 
+from draftproof.distill import loss
+from draftproof.distill.data import Text
 from draftproof.models.hf import HFModel
 
 ROOM = 0.85  # of the device's free memory may hold hidden states
@@ -35,38 +38,55 @@ def see(model: HFModel, tokens: torch.Tensor, taps: tuple[int, ...]) -> Seen:
     return Seen(tokens, features, made.logits)
 
 
+class Lesson(NamedTuple):
+    """Rows of text with what is to be learned from them."""
+
+    seen: Seen  # without logits
+    scores: torch.Tensor  # [B, L, D] the target's logits of the tokens that can be guessed
+    total: torch.Tensor  # [B, L] their normaliser over all tokens, at the text's temperature
+    temperature: torch.Tensor  # [B]
+
+
 class Library:
-    """Rows of text [R, L] and, where there is room, what the target knew at each of their tokens."""
+    """Rows of text and, where there is room, what the target knew at each of their tokens."""
 
     def __init__(
         self,
         model: HFModel,
-        tokens: torch.Tensor,
+        text: Text,
         taps: tuple[int, ...],
+        draft_tokens: torch.Tensor | None,  # [D], None for all
         progress: Callable[[int], object] = lambda rows: None,
     ) -> None:
-        self.model, self.taps = model, taps
+        self.model, self.taps, self.draft_tokens = model, taps, draft_tokens
         network: Any = model.network
-        self.tokens = tokens.to(network.device)
+        device = self.device = network.device
+        self.tokens, self.drawn, self.temperature = (part.to(device) for part in text)
         self.width = int(network.config.get_text_config().hidden_size)
         self.states = taps if taps and taps[-1] == model.layers else (*taps, model.layers)
         self.output = network.get_output_embeddings()
+        self.rows = self.output.weight if draft_tokens is None else self.output.weight.detach()[draft_tokens]
         self.kept: torch.Tensor | None = None
-        needed = tokens.numel() * len(self.states) * self.width * network.dtype.itemsize
-        if needed <= _room(network.device) and self._is_one_product():
+        self.total = torch.zeros(self.tokens.shape, device=device)  # of the laws, where they are kept
+        needed = self.tokens.numel() * len(self.states) * self.width * network.dtype.itemsize
+        if needed <= _room(device) and self._is_one_product():
             self.kept = self._read(progress)
         else:
-            progress(len(tokens))
+            progress(len(self.tokens))
 
-    def see(self, rows: torch.Tensor) -> Seen:
+    @torch.no_grad()
+    def lesson(self, rows: torch.Tensor) -> Lesson:
         """Some rows."""
-        tokens = self.tokens[rows].long()
+        tokens, temperature = self.tokens[rows].long(), self.temperature[rows]
         if self.kept is None:
-            return see(self.model, tokens, self.taps)
+            seen = see(self.model, tokens, self.taps)
+            said, few = seen.logits, self.draft_tokens
+            total = loss.totals(said, temperature[:, None])
+            return Lesson(seen, said if few is None else said.index_select(-1, few), total, temperature)
         states = self.kept[rows]
-        with torch.no_grad():
-            logits = self.output(states[..., -self.width :])
-        return Seen(tokens, states[..., : len(self.taps) * self.width], logits)
+        scores = F.linear(states[..., -self.width :], self.rows)
+        seen = Seen(tokens, states[..., : len(self.taps) * self.width], scores[..., :0])
+        return Lesson(seen, scores, self.total[rows], temperature)
 
     def _is_one_product(self) -> bool:
         """Whether the logits are the output matrix times the last state, and nothing else."""
@@ -78,11 +98,14 @@ class Library:
         network: Any = self.model.network
         shape = (*self.tokens.shape, len(self.states) * self.width)
         kept = torch.empty(shape, dtype=network.dtype, device=self.tokens.device)
+        totals = torch.compile(loss.totals, dynamic=False) if kept.is_cuda else loss.totals
         for first in range(0, len(kept), ROWS):
             part = self.tokens[first : first + ROWS].long()
             with torch.no_grad():
                 made = network.base_model(part, use_cache=False, output_hidden_states=True)
-            kept[first : first + ROWS] = torch.cat([made.hidden_states[tap] for tap in self.states], dim=-1)
+                kept[first : first + ROWS] = torch.cat([made.hidden_states[tap] for tap in self.states], dim=-1)
+                heat = self.temperature[first : first + ROWS, None]
+                self.total[first : first + ROWS] = totals(self.output(made.last_hidden_state), heat)
             progress(len(part))
         return kept
 

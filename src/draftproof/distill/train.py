@@ -1,8 +1,11 @@
 """The training loop: the same seed gives the same drafter, however often the run is killed and resumed.
 
-A step depends on its number alone (which rows, which temperatures, how large a step), and a checkpoint holds everything
-else, so a run that goes on from one is the run that never stopped. Matrices are trained with Muon (Jordan et al. 2024),
-the rest with AdamW. Weights are kept in float32 beside the network, which may compute in less.
+A step depends on its number alone (which rows, how large a step), and a checkpoint holds everything else, so a run that
+goes on from one is the run that never stopped. Weights are kept in float32 beside the network, which may compute in
+less. On a GPU a step is recorded once and replayed, for to start its thousand operations takes longer than they do.
+
+A guess counts as often as an engine would make it: text that is hard to guess is where steps begin, so a drafter meets
+it more often than its share of the text (`loss.visits`).
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import numpy as np
 import torch
 
 from draftproof.distill import loss
+from draftproof.distill.optimizer import Optimizer
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.errors import DraftproofError
 
-TEMPERATURES = (1.0, 0.7)  # a drafter should serve both; each row of a batch is taught at one of them
-FADING = 0.85  # weight of a guess against the one before it
+FADING = 0.85  # weight of a guess against the one before it, where all places count alike
+EVEN = 0.3  # share of the weight that all places have alike
+BEFORE = 3
 
 
 class Settings(NamedTuple):
@@ -45,37 +50,38 @@ class Progress(NamedTuple):
 
 
 class Trainer:
-    """A student, its float32 weights, its optimizers, and how far they have come."""
+    """A student, its float32 weights, its optimizer, and how far they have come."""
 
-    def __init__(self, library: Library, student: Student, drawn: torch.Tensor, settings: Settings) -> None:
+    def __init__(self, library: Library, student: Student, settings: Settings) -> None:
         self.library, self.student, self.settings = library, student, settings
-        network: Any = library.model.network
-        device = self.device = network.device
-        self.drawn = drawn.to(device)  # [R, L]
+        device = self.device = library.device
         self.step = 0
         self.orders: dict[int, np.ndarray] = {}
         self.pieces = 1  # a batch goes through in so many parts; out of memory doubles it
         named = [(name, weight) for name, weight in student.network.named_parameters() if weight.requires_grad]
         self.weights: list[torch.Tensor] = [weight for _, weight in named]
         self.masters = [weight.detach().float().clone() for weight in self.weights]
+        network: Any = library.model.network
         student.network.to(network.dtype)
-        large = [weight.ndim == 2 and "embed" not in name and "tap" not in name for name, weight in named]
-        self.matrices = [master for master, is_large in zip(self.masters, large, strict=True) if is_large]
-        self.others = [master for master, is_large in zip(self.masters, large, strict=True) if not is_large]
-        self.optimizers = self._fresh()
-        fast = device.type == "cuda"  # compiled, the rows of logits are read once and not ten times
-        self.shortfall = torch.compile(loss.shortfall, dynamic=False) if fast else loss.shortfall
-        self.totals = torch.compile(loss.totals, dynamic=False) if fast else loss.totals
-
-    def _fresh(self) -> list[torch.optim.Optimizer]:
-        return [
-            torch.optim.Muon(self.matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(self.others, betas=(0.9, 0.98), weight_decay=0.0),
-        ]
+        self.matrix = [weight.ndim == 2 and "embed" not in name and "tap" not in name for name, weight in named]
+        self.optimizer = Optimizer(self.masters, self.matrix)
+        self.rows = torch.zeros(settings.rows, dtype=torch.int64, device=device)  # of this step, and so on
+        self.rate, self.sharpness, self.loss = (torch.zeros((), device=device) for _ in range(3))
+        self.overlap = torch.zeros(student.steps, device=device)
+        self.record = device.type == "cuda"
+        self.recorded: Any = None
+        self.before = BEFORE  # so many steps as they are, which compile what is compiled
+        # compiled, the rows of logits are read once and not ten times
+        self.shortfall = torch.compile(loss.shortfall, dynamic=False) if self.record else loss.shortfall
+        vocabulary = int(library.output.weight.shape[0])
+        self.columns = torch.arange(vocabulary, device=device)
+        if student.tokens is not None:
+            self.columns = torch.full_like(self.columns, -1)
+            self.columns[student.tokens] = torch.arange(len(student.tokens), device=device)
 
     def rehearse(self, steps: int = 15) -> float:
         """Seconds a step takes; everything is then as it was."""
-        kept = [master.clone() for master in self.masters]
+        kept = [tensor.clone() for tensor in self.optimizer.state]
         for n in range(2 * steps):
             if n == steps:  # compiled and warm by now
                 self._wait()
@@ -83,10 +89,9 @@ class Trainer:
             self.advance()
         self._wait()
         seconds = (time.perf_counter() - start) / steps
-        with torch.no_grad():
-            torch._foreach_copy_(self.masters, kept)
-            torch._foreach_copy_(self.weights, self.masters)
-        self.optimizers, self.step = self._fresh(), 0
+        self.optimizer.restore(kept)
+        self._refresh()
+        self.step = 0
         return seconds
 
     def _wait(self) -> None:
@@ -103,79 +108,90 @@ class Trainer:
 
     def advance(self) -> Progress:
         """One step, in as many parts as the memory needs."""
+        settings = self.settings
+        warm = max(int(settings.warmup * settings.steps), 1)
+        scale = min((self.step + 1) / warm, 1 - (self.step - warm) / max(settings.steps - warm, 1))
+        self.rate.fill_(settings.rate * scale)
+        self.sharpness.fill_(min(self.step / (settings.turning * settings.steps), 1.0))
+        self.rows.copy_(torch.from_numpy(self._rows()))
         while True:
             try:
-                made = self._gradient()
+                self._replay() if self.record and not self.before else self._work()
+                self.before = max(self.before - 1, 0)
                 break
             except torch.OutOfMemoryError as error:
-                self.pieces *= 2
-                if self.pieces > self.settings.rows:
+                self.pieces, self.recorded, self.before = 2 * self.pieces, None, BEFORE
+                if self.pieces > settings.rows:
                     raise DraftproofError("one row of text does not fit into memory: use a smaller --length") from error
-                for weight in self.weights:
-                    weight.grad = None
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
-        self._update()
         self.step += 1
-        return made
+        return Progress(self.step - 1, self.loss, self.overlap)
 
-    def _gradient(self) -> Progress:
-        settings, student = self.settings, self.student
-        rng = np.random.default_rng([settings.seed, 1, self.step])
-        device = self.device
-        chosen = torch.from_numpy(self._rows()).to(device)
-        heat = torch.from_numpy(rng.choice(np.array(TEMPERATURES, dtype=np.float32), len(chosen))).to(device)
-        sharpness = torch.tensor(min(self.step / (settings.turning * settings.steps), 1.0), device=device)
-        weight = self.drawn[chosen].roll(-1, dims=1)[:, 1:].float()  # of the law after token i: i + 1 was drawn
-        weight[:, -1] = 0.0
-        size = weight.sum().clamp_min(1)
-        shares = np.array([FADING**k for k in range(student.steps)])
-        shares /= shares.sum()
-        total = torch.zeros((), device=device)
-        overlaps = torch.zeros(student.steps, device=device)
-        for rows, temperature, each in zip(*(part.chunk(self.pieces) for part in (chosen, heat, weight)), strict=True):
-            seen = self.library.see(rows)
-            after = seen.logits[:, 1:]
-            scores = after if student.tokens is None else after.index_select(-1, student.tokens)
-            normaliser = self.totals(after, temperature[:, None])
-            losses = []
-            for k, guess in enumerate(student.guesses(seen, student.steps)):
-                value, overlap = self.shortfall(guess, scores, normaliser, temperature[:, None], sharpness)
-                share = each.clone()
-                share[:, :k] = 0.0  # too early in the text for a k-th guess
-                losses.append(shares[k] * (value * share).sum() / size)
-                overlaps[k] += (overlap * share).sum() / size
-            part = torch.stack(losses).sum()
-            part.backward()  # type: ignore[no-untyped-call]
-            total += part.detach()
-        return Progress(self.step, total, overlaps)
+    def _replay(self) -> None:
+        if self.recorded is None:
+            self._wait()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._work()
+            self.recorded = graph
+        self.recorded.replay()
+
+    def _work(self) -> None:
+        """Gradient and step for the rows."""
+        sums: list[torch.Tensor] = []
+        total, overlap = torch.zeros_like(self.loss), torch.zeros_like(self.overlap)
+        size = self.library.drawn[self.rows].sum().clamp_min(1)
+        for rows in self.rows.chunk(self.pieces):
+            value, part = self._lesson(rows, size)
+            gradients = torch.autograd.grad(value, self.weights)
+            sums = [mine + new for mine, new in zip(sums, gradients, strict=True)] if sums else list(gradients)
+            total, overlap = total + value.detach(), overlap + part
+        self.loss.copy_(total)
+        self.overlap.copy_(overlap)
+        self.optimizer.step([gradient.float() for gradient in sums], self.rate)
+        self._refresh()
+
+    def _lesson(self, rows: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and overlap by guess that a few rows of the batch add, of `size` laws in all."""
+        student, lesson = self.student, self.library.lesson(rows)
+        scores, total, heat = lesson.scores[:, 1:], lesson.total[:, 1:], lesson.temperature[:, None]
+        # of the law after token i, by what comes after it
+        drawn = torch.nn.functional.pad(self.library.drawn[rows][:, 2:], (0, 1))
+        follows = torch.nn.functional.pad(self.columns[lesson.seen.tokens[:, 2:]], (0, 1), value=-1)
+        values, overlaps, chances = [], [], []
+        for k, guess in enumerate(student.guesses(lesson.seen, student.steps)):
+            value, overlap, chance = self.shortfall(guess, scores, total, heat, self.sharpness, follows)
+            valid = drawn.clone()
+            valid[:, :k] = False  # too early in the text for a k-th guess
+            values.append(value * valid)
+            overlaps.append((overlap * valid).sum())
+            chances.append(chance)
+        with torch.no_grad():
+            shares = np.array([FADING**k for k in range(len(values))])
+            reach = loss.visits(chances, drawn)
+            weights = [
+                (EVEN * share + (1 - EVEN) * visit) * drawn
+                for share, visit in zip((shares / shares.sum()).tolist(), reach, strict=True)
+            ]
+        total_loss = torch.stack([(value * weight).sum() for value, weight in zip(values, weights, strict=True)]).sum()
+        return total_loss / size, torch.stack(overlaps) / size
 
     def _rows(self) -> np.ndarray:
         """The batch's rows of text: a new order every time the text has been gone through."""
-        count, size = len(self.drawn), self.settings.rows
+        count, size = len(self.library.tokens), self.settings.rows
         picked = np.arange(self.step * size, (self.step + 1) * size)
         return np.array([self._order(int(n // count))[n % count] for n in picked])
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self.orders:
-            fresh = np.random.default_rng([self.settings.seed, 2, epoch]).permutation(len(self.drawn))
+            fresh = np.random.default_rng([self.settings.seed, 2, epoch]).permutation(len(self.library.tokens))
             self.orders = {**dict(list(self.orders.items())[-1:]), epoch: fresh}  # a batch may straddle two
         return self.orders[epoch]
 
-    def _update(self) -> None:
-        settings = self.settings
-        warm = max(int(settings.warmup * settings.steps), 1)
-        scale = min((self.step + 1) / warm, 1 - (self.step - warm) / max(settings.steps - warm, 1))
-        for master, weight in zip(self.masters, self.weights, strict=True):
-            master.grad = weight.grad.float() if weight.grad is not None else None
-            weight.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = settings.rate * scale
-            optimizer.step()
-        with torch.no_grad():
-            torch._foreach_copy_(self.weights, self.masters)
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        torch._foreach_copy_(self.weights, self.masters)
 
     def publish(self) -> None:
         """Put the float32 weights into the network."""
@@ -185,22 +201,13 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """All or nothing: a kill leaves the checkpoint before."""
-        state = {
-            "step": self.step,
-            "pieces": self.pieces,
-            "masters": self.masters,
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
         scratch = path.with_suffix(".part")
-        torch.save(state, scratch)
+        torch.save({"step": self.step, "pieces": self.pieces, "optimizer": self.optimizer.state}, scratch)
         scratch.replace(path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.step, self.pieces = state["step"], state["pieces"]
-        with torch.no_grad():
-            torch._foreach_copy_(self.masters, state["masters"])
-            torch._foreach_copy_(self.weights, self.masters)
-        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
+        self.optimizer.restore(state["optimizer"])
+        self._refresh()

@@ -71,10 +71,10 @@ class HeadModel:
 
     @torch.no_grad()
     def run(
-        self, states: torch.Tensor, ids: torch.Tensor, rotation: Rotation, mask: Mask, cache: SlotCache
+        self, states: torch.Tensor, ids: torch.Tensor, rotation: Rotation, mask: Mask, cache: SlotCache, known: bool
     ) -> torch.Tensor:
         """States [B, T, width] and the tokens [B, T] after them -> the head's own states after those tokens."""
-        made: torch.Tensor = self.network(states, self.embed(ids), rotation, mask, cache.layers)
+        made: torch.Tensor = self.network(states, self.embed(ids), rotation, mask, cache.layers, known)
         return made
 
     @torch.no_grad()
@@ -158,7 +158,7 @@ class HeadSession:
         features = self._features()[torch.arange(rows, device=slots.device)[:, None], slots]
         self.cache.place(entries + 1, slots.device)
         states = self._fuse(features * (slots > 0)[..., None])
-        self.states = self._run(states, ids, entries, mask)[:, -1:]
+        self.states = self._run(states, ids, entries, mask, known=True)[:, -1:]
 
     def _first_alone(self, start: int, last: int) -> torch.Tensor:
         """One row: slots are ranges, nothing is padded."""
@@ -168,7 +168,7 @@ class HeadSession:
         mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
         ids = np.array([self.texts[0][start + 1 :]])
         features = self._fuse(self._features()[:1, start + 1 : last + 2])
-        return self._run(features, ids, np.arange(start, last + 1)[None], mask)
+        return self._run(features, ids, np.arange(start, last + 1)[None], mask, known=True)
 
     def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
         """Guessed nodes of one level, from the head's own states after their parents."""
@@ -193,13 +193,13 @@ class HeadSession:
                 mask[b, :, first : first + nodes.stop] = seen_from
             mask[:, :, 0] = False
         seen = None if mask is None else torch.as_tensor(mask, device=parents.device)
-        made = self._run(parents, np.maximum(drawn, 0), entries, seen)
+        made = self._run(parents, np.maximum(drawn, 0), entries, seen, known=False)
         self.states = torch.cat([self.states, made], dim=1)
 
     def _run(
-        self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, mask: torch.Tensor | None
+        self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, mask: torch.Tensor | None, known: bool
     ) -> torch.Tensor:
-        """Own states [B, T, width] after tokens [B, T]; mask [B, T, S]."""
+        """Own states [B, T, width] after tokens [B, T]; mask [B, T, S]; known: states are the target's."""
         first, last = int(entries[0, 0]), int(entries[0, -1])
         if len(entries) == 1 and last - first == entries.shape[1] - 1 and first >= 0:  # a range, so nothing is copied
             rotation = Rotation(*(part[first : last + 1][None, None] for part in self.angles))
@@ -208,7 +208,7 @@ class HeadSession:
             rotation = Rotation(*(part[places][:, None] for part in self.angles))
         words = torch.as_tensor(ids, device=states.device)
         bias = None if mask is None else additive(mask, states.dtype)
-        return self.model.run(states, words, rotation, bias, self.cache)
+        return self.model.run(states, words, rotation, bias, self.cache, known)
 
     def _features(self) -> torch.Tensor:
         features = self.target.cache.features

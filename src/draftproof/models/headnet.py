@@ -3,7 +3,8 @@
 Entry t reads what the target knew at token t (its hidden states of a few layers, fused into one) and the embedding of
 token t + 1, and predicts token t + 2. For guessed tokens, which the target has not read yet, the head's own output
 stands in for the target's state. It guesses among frequent tokens only: the rows of the target's output matrix that
-belong to them are its own output matrix.
+belong to them are its own output matrix. Of its layers only the last sees every entry: those before it read what the
+target has read, once a step and not once a guess.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draftproof.errors import DraftproofError
 from draftproof.models import native
-from draftproof.models.llama import Block, Mask, Rotation, Shape, Store, frequencies, normed
+from draftproof.models.llama import Block, Blocks, Mask, Rotation, Shape, Store, frequencies, normed
 
 KIND = "draftproof-head"
 
@@ -50,7 +51,7 @@ class HeadNetwork(nn.Module):
         self.norm_state = nn.RMSNorm(width, eps)
         self.norm_embedding = nn.RMSNorm(width, eps)
         self.join = nn.Linear(2 * width, width, bias=False)
-        self.blocks = nn.ModuleList(Block(config.shape) for _ in range(config.layers))
+        self.blocks = Blocks(Block(config.shape) for _ in range(config.layers))
         self.norm_out = nn.RMSNorm(width, eps)
         self.register_buffer("tokens", torch.zeros(config.draft_tokens, dtype=torch.int64))
         # no buffer: a network in bfloat16 still needs its angles in float32
@@ -71,17 +72,17 @@ class HeadNetwork(nn.Module):
         rotation: Rotation,
         mask: Mask,
         stores: Sequence[Store | None],
+        known: bool,
     ) -> torch.Tensor:
         """States of tokens t and embeddings of tokens t + 1, both [B, T, width] -> states of tokens t + 1.
 
-        Positions are those of tokens t; mask and stores (one a layer) as for a Block.
+        Positions are those of tokens t; mask and stores (one a layer) as for a Block; known: states are the target's.
         """
         few = native.fits(states) and native.fits(embeddings)
         read = [normed(self.norm_state, states, few), normed(self.norm_embedding, embeddings, few)]
         x = self.join(torch.cat(read, dim=-1))
-        for block, store in zip(self.blocks, stores, strict=True):
-            x = block(x, rotation, mask, store)
-        return x  # type: ignore[no-any-return]
+        first = 0 if known else len(self.blocks) - 1
+        return self.blocks(x, rotation, [mask] * len(self.blocks), stores, first)[0]  # type: ignore[no-any-return]
 
     def logits(self, states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """[..., width] and the target's output rows of `tokens` [D, width] -> [..., D]."""

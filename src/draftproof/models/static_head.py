@@ -74,7 +74,8 @@ class StaticHead:
 
         Without slots, kernels find those that are seen.
         """
-        if states.shape[-1] != self.model.network.config.shape.width:
+        known = states.shape[-1] != self.model.network.config.shape.width
+        if known:
             states = self.model.network.fuse(states)
         if slots is None:
             mask: torch.Tensor | cuda.Causal = cuda.Causal(entries + 1)
@@ -83,7 +84,7 @@ class StaticHead:
             mask = (slots <= own) & ((slots > 0) | (own == 0))  # [B, 1, T, S]
         places = entries.clamp_min(0)
         rotation = Rotation(*(part[places][:, None] for part in self.angles))
-        return self.model.run(states, ids, rotation, mask, self.cache)
+        return self.model.run(states, ids, rotation, mask, self.cache, known)
 
     def _seen(self, entries: torch.Tensor) -> torch.Tensor | None:
         few = not self.compiled and cuda.fits(self.model.network.blocks, entries.shape[1])
