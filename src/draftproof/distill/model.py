@@ -11,15 +11,14 @@ import torch
 
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Seen
+from draftproof.models import read
 from draftproof.models.hf import HFModel
 
 
 def student(model: HFModel, width: int, layers: int, begin: str = "") -> Student:
-    """A small model for the target: new, or the one in the folder `begin`."""
-    from transformers import LlamaForCausalLM
-
+    """A small model for the target: new, or the one called `begin`."""
     target: Any = model.network
-    network = LlamaForCausalLM.from_pretrained(begin, dtype=torch.float32) if begin else _new(model, width, layers)
+    network = read(begin, torch.float32)[0] if begin else _new(model, width, layers)
     network.to(target.device)
 
     def guesses(seen: Seen, count: int) -> Iterator[torch.Tensor]:

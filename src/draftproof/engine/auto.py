@@ -253,8 +253,8 @@ def _size(model: Any) -> int:
     network = getattr(model, "network", None)
     if network is None:
         return 0
-    if not hasattr(network.config, "get_text_config"):  # a head
-        shape, layers, output = network.config.shape, network.config.layers, len(network.tokens)
+    if not hasattr(network.config, "get_text_config"):  # a head: its last layer alone reads every guess
+        shape, layers, output = network.config.shape, 1, len(network.tokens)
         width, shared, inner = shape.width, shape.shared * shape.size, shape.inner
     else:
         config = network.config.get_text_config()

@@ -65,8 +65,9 @@ def read(name: str, precision: Any) -> tuple[Any, Any]:
     quiet_transformers()
     folder, extra = _locate(name)
     try:
-        packed = (Path(folder) / packaged.TOKENIZER).is_file()
-        tokenizer = packaged.tokenizer(Path(folder)) if packed else AutoTokenizer.from_pretrained(folder, **extra)
+        if (Path(folder) / packaged.TOKENIZER).is_file():
+            return packaged.network(Path(folder), precision), packaged.tokenizer(Path(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
         return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra), tokenizer
     except Exception as error:  # transformers, safetensors and the Hub client raise a dozen kinds
         raise DraftproofError(_explain(name, error)) from error

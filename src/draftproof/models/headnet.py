@@ -22,6 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 from draftproof.errors import DraftproofError
 from draftproof.models import native
 from draftproof.models.llama import Block, Blocks, Mask, Rotation, Shape, Store, frequencies, normed
+from draftproof.models.shrunk import restore, shrink
 
 KIND = "draftproof-head"
 
@@ -101,15 +102,9 @@ def save(network: HeadNetwork, folder: Path) -> None:
     config = network.config
     described = {"kind": KIND, **config._asdict(), "shape": config.shape._asdict()}
     (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
-    stored = {"tokens": network.tokens.to(torch.int32).cpu()}
-    for name, weight in network.named_parameters():
-        values = weight.detach().float().cpu()
-        if name == "tap_scale" or values.ndim == 1:
-            stored[name] = values
-        else:
-            scale = values.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
-            stored[name], stored[f"{name}.scale"] = torch.round(values / scale).to(torch.int8), scale
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+    kept = {name: weight for name, weight in network.named_parameters() if name != "tap_scale"}
+    others = {"tokens": network.tokens.to(torch.int32).cpu(), "tap_scale": network.tap_scale.detach().float().cpu()}
+    save_file({**shrink(kept), **others}, folder / "model.safetensors")
 
 
 def describe(folder: Path) -> HeadConfig:
@@ -132,9 +127,7 @@ def load(folder: Path) -> HeadNetwork:
         stored = load_file(folder / "model.safetensors")
     except (OSError, ValueError) as error:
         raise DraftproofError(_unreadable(folder, error)) from error
-    scales = {name: stored.pop(f"{name}.scale") for name in list(stored) if f"{name}.scale" in stored}
-    weights = {name: value.float() * scales[name] if name in scales else value for name, value in stored.items()}
-    network.load_state_dict({**weights, "tokens": stored["tokens"].long()})
+    network.load_state_dict({**restore(stored), "tokens": stored["tokens"].long()})
     return network.eval().requires_grad_(False)
 
 

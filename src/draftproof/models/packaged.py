@@ -1,6 +1,7 @@
 """What comes with the package: models small enough to be there without a network.
 
-Their tokenizer is kept compressed, at a sixth of its size; transformers does not read that, so it is read here.
+Their tokenizer is kept compressed, at a sixth of its size, and their matrices as 8-bit integers with a scale for each
+row; transformers does not read that, so it is read here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,33 @@ TEMPLATE = "chat_template.jinja"
 def folder(name: str) -> Path:
     """Where the package keeps the model of that name."""
     return WEIGHTS / name
+
+
+def network(place: Path, precision: Any) -> Any:
+    """The model of transformers that `save_network` wrote there."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from draftproof.models.shrunk import restore
+
+    made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place))
+    weights = restore(load_file(place / "model.safetensors"))
+    missing, unknown = made.load_state_dict(weights, strict=False)
+    if unknown or [name for name in missing if name != "lm_head.weight"]:  # that one is the embedding again
+        raise ValueError(f"{place} does not hold the weights of its config.json")
+    made.generation_config = GenerationConfig.from_pretrained(place)
+    return made.to(precision).eval()
+
+
+def save_network(network: Any, place: Path) -> None:
+    """Config and weights; the output matrix must be the embedding's."""
+    from safetensors.torch import save_file
+
+    from draftproof.models.shrunk import shrink
+
+    network.config.save_pretrained(place)
+    network.generation_config.save_pretrained(place)
+    save_file(shrink(dict(network.named_parameters())), place / "model.safetensors")
 
 
 def tokenizer(place: Path) -> Any:

@@ -1,0 +1,27 @@
+"""Weights on disk in a quarter of their size: matrices as 8-bit integers with a scale for each output channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+
+def shrink(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Matrices as integers of 8 bits and their rows' scales, the rest as it is: to be saved as safetensors."""
+    stored: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        values = weight.detach().float().cpu().contiguous()
+        if values.ndim == 1:
+            stored[name] = values
+        else:
+            scale = values.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
+            stored[name], stored[f"{name}.scale"] = torch.round(values / scale).to(torch.int8), scale
+    return stored
+
+
+def restore(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights again, in float32; those that were not shrunk are as they were."""
+    scales = {name.removesuffix(".scale"): scale for name, scale in stored.items() if name.endswith(".scale")}
+    plain = {name: value for name, value in stored.items() if name.removesuffix(".scale") not in scales}
+    return {**plain, **{name: stored[name].float() * scale for name, scale in scales.items()}}
