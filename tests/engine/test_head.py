@@ -19,11 +19,12 @@ from draftproof.engine.laws import Member, Row
 from draftproof.engine.propose import by_draw, propose
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
-from draftproof.models import drafter, headnet
+from draftproof.models import drafter, headnet, native
 from draftproof.models.head import HeadModel
 from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel
 from draftproof.models.int8 import quantise
+from draftproof.models.lean import pack, rebuild
 from draftproof.models.llama import Rotation, Shape
 from draftproof.models.memo import Memo
 from draftproof.models.session import sessions
@@ -361,3 +362,33 @@ def test_a_foreign_head_is_refused(tmp_path):
         dp.generate(tiny.model(), [65], draft=head())
     with pytest.raises(DraftproofError, match="draftproof distill"):
         drafter("head", tiny.model())
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level(precision, layers):
+    """Guesses and laws of several steps, in C and from Python."""
+    lean = rebuild(copy.deepcopy(tiny.network("llama")))
+    lean = pack(lean) if precision == "float32" else quantise(lean, list(range(40, 90)))
+    model = HeadModel(HFModel(lean, tiny.tokenizer()), network(layers=layers))
+    in_c, made = model.in_c, []
+    able = native.compiled() is not None and native.compiled().has_floats() and native.compiled().has_linear()
+    assert (in_c is not None) == able
+    for model.in_c in (in_c, None):
+        target, drafters = sessions(model.target, [model], 1, 60)
+        for one in (target, *drafters):
+            one.join(0, [65, 66, 67])
+        sampling, tree, last = dp.Sampling(temperature=0.7), Tree.chain(4), [67]
+        for step, node in enumerate([2, 0, 4, 1]):
+            row = Row((65, 66, 67), tuple(last), sampling, sampling, (Member(3, 0),), step, 3 + step)
+            said = propose([row], drafters, tree, by_draw([row], tree, DRAWS["iid"]))
+            assert said.failure is None
+            made.append((said.tree, said.tokens.tolist(), said.laws[0]))
+            target.extend(said.tree, said.tokens, range(said.tree.size))
+            for one in (target, *drafters):
+                one.commit(said.tree, said.tokens, [min(node, said.tree.size - 1)], [70 + step])
+            last = [70 + step]
+    for here, there in zip(made[:4], made[4:], strict=True):
+        assert here[:2] == there[:2]
+        np.testing.assert_allclose(here[2], there[2], atol=1e-6)
+    assert [tree.size for tree, *_ in made[:4]] == [4, 5, 5, 5]  # as deep as the text has use for

@@ -23,21 +23,23 @@ class Guesser(NamedTuple):
 
     pick: Callable[[Array, list[int], int], Array]  # law [B, V] after a node, its children, its depth -> tokens [B, K]
     by_name: bool  # whether it must know which tokens these are; else a law over some of them, in order, will do
+    uniforms: np.ndarray | None = None  # [B, N] if it draws an only child as `law.sample` does, with the child's own
 
 
 def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     """Guesses drawn with the first member's own uniforms, one for each node."""
     u = noise([(row.members[0], row.step) for row in rows], Lane.DRAFT, tree.size)
+    plain = draw.name != "fixed"  # all others draw an only child alike
 
     def pick(q: Array, children: list[int], depth: int) -> Array:
         mine = beside(u[:, children], q)
-        if len(children) == 1 and draw.name != "fixed" and isinstance(q, np.ndarray):  # others draw one alike
+        if len(children) == 1 and plain and isinstance(q, np.ndarray):
             one = native.draws(np.ascontiguousarray(q), mine)
             if one is not None:
                 return one[:, None]
         return draw.sample(q, mine)
 
-    return Guesser(pick, by_name=False)
+    return Guesser(pick, by_name=False, uniforms=u if plain else None)
 
 
 class Proposal(NamedTuple):
@@ -65,11 +67,14 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
     levels: list[list[Array]] = []
     failure = None
     some = [None if guess.by_name else _names(drafter, rows) for drafter in drafters]
+    made = _chain(rows, drafters, tree, guess, some)
+    if made is not None:
+        return made
     for depth, level in enumerate(tree.levels[:-1] if drafters else ()):
         if not (tokens[:, level.start : level.stop] >= 0).any():
             break
         try:
-            laws = [
+            said = [
                 _draft_laws(rows, drafter, tree, tokens, level, names is not None)
                 for drafter, names in zip(drafters, some, strict=True)
             ]
@@ -78,19 +83,38 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
             break
         for i, parent in enumerate(level):
             children = list(tree.children(parent))
-            for k, q in enumerate(laws):
-                mine = children[k :: len(laws)]
+            for k, q in enumerate(said):
+                mine = children[k :: len(said)]
                 if mine:
                     drawn = np.asarray(numbers(guess.pick(q[:, i], mine, depth)))
                     names = some[k]
                     tokens[:, mine] = drawn if names is None else np.where(drawn < 0, -1, names[drawn])
                 else:
                     q[:, i] = 0
-        levels.append(laws)
+        levels.append(said)
     depths = (depth for depth, guesses in zip(tree.depth, tokens.T, strict=True) if (guesses >= 0).any())
     tree = tree.cut(max(depths))
-    made = [_stack(one, tree) for one in zip(*levels, strict=True)]  # none if the first call failed
-    return Proposal(tree, tokens[:, : tree.size], made, some, failure)
+    laws = [_stack(one, tree) for one in zip(*levels, strict=True)]  # none if the first call failed
+    return Proposal(tree, tokens[:, : tree.size], laws, some, failure)
+
+
+def _chain(
+    rows: Sequence[Row], drafters: Sequence[Any], tree: Tree, guess: Guesser, some: Sequence[np.ndarray | None]
+) -> Proposal | None:
+    """The same for one text and a drafter that draws a whole chain itself, in one go; None where it is not so."""
+    length, names = min(tree.size - 1, rows[0].depth), some[0] if len(some) == 1 else None
+    alone = len(rows) == 1 and names is not None and hasattr(drafters[0], "chain") and tree.is_chain
+    sampling = rows[0].draft_sampling
+    if not alone or guess.uniforms is None or not sampling.is_whole or length < 1:
+        return None
+    try:
+        made = drafters[0].chain(sampling.temperature, guess.uniforms[0, 1 : length + 1])
+    except Exception as error:
+        return Proposal(tree.cut(0), _roots(rows, tree)[:, :1], [], list(some), _reason(error))
+    if made is None or names is None:
+        return None
+    tokens = np.concatenate([[rows[0].last], names[made[0]]])
+    return Proposal(tree.cut(length), tokens[None], [made[1][None]], list(some), None)
 
 
 def certain(drafters: Sequence[Session], tree: Tree) -> bool:

@@ -43,5 +43,8 @@ def merge(tree: Tree, tokens: np.ndarray, q: Array, p: Array, names: np.ndarray)
     places = np.where(tokens < 0, -1, np.searchsorted(names, tokens))
     places[:, 0] = 0  # the last committed token, which may be any
     q = beside(q, p)
-    merged = [xp.concat([law, end], axis=-1) for law, end in ((q, q[..., :1] * 0), (p[..., chosen], mass[..., None]))]
+    merged = [
+        xp.concat([law, end], axis=-1)
+        for law, end in ((q, q[..., :1] * 0), (xp.take(p, chosen, axis=-1), mass[..., None]))
+    ]
     return Draft(tree, beside(places, p), *merged), Rest(chosen, p, mass)

@@ -21,7 +21,7 @@ from torch import nn
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models import headnet
+from draftproof.models import headnet, native
 from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel, HFSession, additive, ancestry
 from draftproof.models.int8 import Int8Linear, in_integers
@@ -57,6 +57,7 @@ class HeadModel:
             self.network = in_integers(self.network, {})
         elif isinstance(like, Packed):
             self.network, self.output = pack(self.network), Packed(output)
+        self.in_c = native.guesser(self.network, self.embed.weight, self.output, self.norm)
 
     def session(self, rows: int, capacity: int) -> HeadSession:
         raise DraftproofError("a head reads its target's session: open both with draftproof.models.session.sessions")
@@ -126,6 +127,16 @@ class HeadSession:
             if len(part):  # deeper nodes read the states of those above them
                 self._deeper(tree, tokens, part) if part.start else self._first(len(tokens))
         return self.model.scores(self.states[:, nodes.start :])
+
+    def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """After the only text here a guess for each u, one after another, in one go: places among `names` [L], and the
+        laws [L + 1, D] that they were drawn from, a zero row after them; None where that cannot be done."""
+        if self.model.in_c is None or len(self.texts[0]) < 2:
+            return None
+        self._first(1)
+        entry = int(self.known[0])
+        store = self.cache.layers[-1]
+        return native.guess(self.model.in_c, self.states, self.angles, entry, store, temperature, u)
 
     def widen(self, q: Array) -> torch.Tensor:
         """A law over the tokens it can guess as one over all."""

@@ -44,15 +44,15 @@ typedef int32_t Whole __attribute__((vector_size(64), aligned(4)));
 static inline Lanes choose(Whole where, Lanes yes, Lanes no) { return (Lanes)((where & (Whole)yes) | (~where & (Whole)no)); }
 static inline Lanes larger(Lanes a, Lanes b) { return choose(a > b, a, b); }
 
-/* Of numbers that are not positive; zero below -80. */
+/* Of numbers that are not positive; zero below -60: products of smaller ones would be denormal, and slow. */
 static inline Lanes exponentials(Lanes x) {
     const Lanes zero = {0};
-    Lanes t = choose(x < -80, zero - 80, x);
+    Lanes t = choose(x < -60, zero - 60, x);
     Whole whole = __builtin_convertvector(t * 1.44269504f - 0.5f, Whole); /* the nearest */
     Lanes f = t * 1.44269504f - __builtin_convertvector(whole, Lanes), p = 0.00133335581f + f * 0.000154035304f;
     p = 0.0555041087f + f * (0.00961812911f + f * p);
     p = 1 + f * (0.693147181f + f * (0.240226507f + f * p));
-    return choose(x < -80, zero, (Lanes)((whole + 127) << 23) * p);
+    return choose(x < -60, zero, (Lanes)((whole + 127) << 23) * p);
 }
 
 /* Sums of 16 vectors, each into its lane. */
@@ -493,4 +493,39 @@ static long draw(const float *law, long size, double u) {
 void draws(const float *laws, long rows, long size, const double *u, long *out) {
 #pragma omp parallel for schedule(static) if (rows > 1 && rows * size > 65536)
     for (long r = 0; r < rows; r++) out[r] = draw(laws + r * size, size, u[r]);
+}
+
+/* A trained head's way from a state and the token after it to its next state, and to scores of the tokens it knows. */
+typedef struct {
+    const Layer *layer;
+    Linear join, output; /* the second with the norm before it */
+    const float *embeddings, *norm_state, *norm_embedding;
+    float eps;
+    const long *names;
+} Head;
+
+/* A chain of `count` guesses after one text: draws each with its u from the law of the head, and reads it. states [count,
+   width] hold the first one; laws [count, tokens known], guesses [count], as places among those tokens. cos and sin are
+   the angles of the first guess, others follow; n is the place of the first guess. How many guesses were made: fewer
+   than `count` where the head says something that is no law. */
+long guess(const Head *head, Sizes n, long count, float temperature, const double *u, const float *cos, const float *sin,
+           float *keys, float *values, float *states, float *laws, long *guesses, float *work, long work_width,
+           char *room) {
+    long width = head->join.outputs, known = head->output.outputs;
+    float *const stores[] = {keys, values};
+    for (long i = 0; i < count; i++) {
+        float *mine = laws + i * known;
+        linear(&head->output, states + i * width, 1, room, mine);
+        if (!law(mine, known, temperature, mine)) return i;
+        guesses[i] = draw(mine, known, u[i]);
+        if (i + 1 == count) break;
+        const float *word = head->embeddings + head->names[guesses[i]] * width;
+        norm(states + i * width, head->norm_state, head->eps, 1, width, work);
+        norm(word, head->norm_embedding, head->eps, 1, width, work + width);
+        float *next = states + (i + 1) * width;
+        linear(&head->join, work, 1, room, next);
+        stack(n, 1, head->layer, stores, 0, cos + i * n.size, sin + i * n.size, 0, next, 0, work, work_width, room);
+        n.start++, n.used++;
+    }
+    return count;
 }

@@ -121,7 +121,8 @@ class Stack(NamedTuple):
 
 def stack(blocks: Any) -> Stack | None:
     """Blocks (llama.py) whose linear layers are all laid out, the norms before them included; else None."""
-    table, kept, widest = (Block * len(blocks))(), [], 0
+    kept: list[Any] = []
+    table, widest = (Block * len(blocks))(), 0
     for entry, block in zip(table, blocks, strict=True):
         for name, norm in (("qkv", block.norm_in), ("out", None), ("gate_up", block.norm_mlp), ("down", None)):
             layer = getattr(getattr(block, name), "layer", None)
@@ -129,13 +130,18 @@ def stack(blocks: Any) -> Stack | None:
                 return None
             plan = Linear.from_buffer_copy(layer.plan)
             if isinstance(norm, torch.nn.RMSNorm):  # else it is part of the layer
-                gain = norm.weight.detach() * plan.width**0.5
-                plan.gain, plan.floor = gain.data_ptr(), (plan.width * (norm.eps or 0.0)) ** 0.5
-                kept.append(gain)
+                kept.append(_absorb(norm, plan))
             setattr(entry, name, plan)
             kept.append(layer)
             widest = max(widest, plan.outputs, plan.width)
     return Stack(table, kept, blocks[0].shape.heads, widest)
+
+
+def _absorb(norm: torch.nn.RMSNorm, plan: Linear) -> torch.Tensor:
+    """Make the norm before a layer part of it; what it multiplies by."""
+    gain: torch.Tensor = norm.weight.detach() * plan.width**0.5
+    plan.gain, plan.floor = gain.data_ptr(), (plan.width * (norm.eps or 0.0)) ** 0.5
+    return gain
 
 
 def run(
@@ -179,6 +185,84 @@ def run(
         work.data_ptr() + 4 * rows * (2 * layers.width + width),
     )
     return x, states
+
+
+class Head(ctypes.Structure):
+    """A trained head, as native.c has it."""
+
+    _fields_ = (
+        ("layer", ctypes.c_void_p),
+        *((name, Linear) for name in ("join", "output")),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "norm_state", "norm_embedding")),
+        ("eps", ctypes.c_float),
+        ("names", ctypes.c_void_p),
+    )
+
+
+class Guesser(NamedTuple):
+    """A head that guesses in C, and what keeps it in memory."""
+
+    plan: Head
+    kept: tuple[Any, ...]
+    stack: Stack
+    known: int  # tokens that it can guess
+    width: int
+
+
+def guesser(network: Any, embeddings: torch.Tensor, output: Any, norm: Any) -> Guesser | None:
+    """A HeadNetwork with the target's embeddings [V, width] and its output rows, if all is laid out; else None."""
+    stack, join, rows = network.blocks.laid_out, getattr(network.join, "layer", None), getattr(output, "layer", None)
+    if stack is None or not isinstance(join, Layer) or not isinstance(rows, Layer) or embeddings.dtype != torch.float32:
+        return None
+    last, gain = len(stack.layers) - 1, None
+    plan = Linear.from_buffer_copy(rows.plan)
+    if isinstance(norm, torch.nn.RMSNorm):
+        gain = _absorb(norm, plan)
+    norms = [network.norm_state.weight, network.norm_embedding.weight]
+    words = (embeddings, *norms)
+    made = Head(
+        ctypes.addressof(stack.layers[last]),
+        join.plan,
+        plan,
+        *(one.data_ptr() for one in words),
+        network.norm_state.eps,
+        network.tokens.data_ptr(),
+    )
+    return Guesser(made, (stack, join, rows, gain, *words, network.tokens), stack, plan.outputs, join.plan.outputs)
+
+
+def guess(
+    head: Guesser, state: torch.Tensor, angles: Any, entry: int, store: Any, temperature: float, u: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """A guess for each u, one after another, as places among the tokens that the head knows [L], and a row more than
+    that of the laws they were drawn from [L + 1, D], zero at last; None where a law is none.
+
+    state     [..., width] after the last committed token
+    entry     of the first guess: it goes to slot entry + 1 of the store, and turns by that row of the angles
+    """
+    count, (_, shared, room, size) = len(u), store.keys.shape
+    states, laws = torch.empty((count, head.width)), np.zeros((count + 1, head.known), dtype=np.float32)
+    states[0] = state.flatten()
+    places, widest = np.empty(count, dtype=np.int64), max(head.stack.width, 2 * head.width)
+    work = torch.empty(3 * widest + head.width + 2)
+    made = compiled().guess(
+        ctypes.byref(head.plan),
+        Sizes(1, 1, head.stack.heads, shared, size, room, 0, entry + 1, 1, entry + 2, 0, 0),
+        count,
+        temperature,
+        np.ascontiguousarray(u).ctypes.data,
+        angles.cos[entry:].data_ptr(),
+        angles.sin[entry:].data_ptr(),
+        store.keys.data_ptr(),
+        store.values.data_ptr(),
+        states.data_ptr(),
+        laws.ctypes.data,
+        places.ctypes.data,
+        work.data_ptr(),
+        widest,
+        work.data_ptr() + 4 * (2 * widest + head.width),
+    )
+    return (places, laws) if made == count else None
 
 
 def fits(x: torch.Tensor) -> bool:
@@ -305,6 +389,8 @@ def compiled() -> Any:
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 8]
     library.laws.argtypes, library.laws.restype = [pointer, count, count, ctypes.c_float, pointer], count
+    library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
+    library.guess.restype = count
     library.draws.argtypes = [pointer, count, count, pointer, pointer]
     for function in (library.draws, library.linear, library.stack, library.norm, library.gate, library.attend):
         function.restype = None
