@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from draftproof.audit import audit, collect, read, write
+from draftproof.audit import Transcript, audit, collect, read, write
+from draftproof.audit.rows import read as laws
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
+from draftproof.models.cache import Recall
+from draftproof.models.head import HeadModel
+from draftproof.models.mixed import Mixed
 from draftproof.models.ngram import NGram
-from draftproof.sampling import Anneal, Sampling
+from draftproof.models.session import sessions
+from draftproof.sampling import Anneal, Sampling, law
 from tests import tiny
+from tests.engine.test_head import network
 
 PROMPTS = [(65, 66, 65, 66), (70, 71)]
 COOL = Sampling(temperature=0.7, top_p=0.9)
@@ -42,6 +48,51 @@ def test_our_engine_is_exact(name, sampling):
     found = audit(made, target, draft=draft)
     assert found.exact, found.text()
     assert found.tokens == sum(len(text.output) for text in made)
+
+
+def alone(head, text):
+    """What a head says after a text, asked for in a session of its own."""
+    target, (session,) = sessions(head.target, [head], 1, len(text) + 1)
+    for one in (target, session):
+        one.join(0, text)
+    return law(session.extend(Tree.chain(0), np.array([[text[-1]]]), range(1))[0, 0], Sampling())
+
+
+def test_the_guesses_of_a_head_and_of_a_mixture_are_those_of_the_engine():
+    """Read from whole transcripts side by side; a mixture's are the n-gram's where it has one."""
+    target = tiny.model()
+    head = HeadModel(target, network())
+    mixed = Mixed([NGram(tiny.VOCABULARY), head])
+    texts = [
+        Transcript((65, 66, 67, 65, 66), (67, 65, 70), Sampling()),
+        Transcript((70,), (71, 72, 73, 74), Sampling()),
+    ]
+    for read_head, read_mixed in zip(laws(texts, target, head), laws(texts, target, mixed), strict=True):
+        text = read_head.transcript
+        for t in range(len(text.output)):
+            expected = alone(head, (*text.prompt, *text.output[:t]))
+            torch.testing.assert_close(read_head.draft[t], expected, atol=1e-5, rtol=0)
+            if text.prompt[0] == 65:
+                assert read_mixed.draft[t].argmax() == (67, 65, 66)[t]
+                assert read_mixed.draft[t].max() == 1
+            else:
+                torch.testing.assert_close(read_mixed.draft[t], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["head", "ngram|head", "cache"])
+def test_our_engine_is_exact_with_other_drafters(name):
+    target = tiny.model()
+    ngram, head, cache = NGram(tiny.VOCABULARY), HeadModel(target, network()), Recall(tiny.VOCABULARY)
+    draft = {"head": head, "ngram|head": Mixed([ngram, head]), "cache": cache}[name]
+    settings = {"samples": 8, "max_new_tokens": 25, "seed": 1, "rows": 5}
+    made = list(collect.engine(target, PROMPTS, COOL, draft=draft, tree=Tree.chain(3), **settings))
+    assert [text.prompt for text in made] == [prompt for prompt in PROMPTS for _ in range(8)]  # as they were asked for
+    assert 0 < np.mean([flag for text in made for flag in text.accepted]) < 1
+    if name == "cache":
+        with pytest.raises(DraftproofError, match="depends on all that it had seen: audit without a draft"):
+            audit(made, target, draft=draft)
+    found = audit(made, target, draft=None if name == "cache" else draft)
+    assert found.exact, found.text()
 
 
 def test_an_audit_takes_the_settings_at_their_word():

@@ -7,9 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 from draftproof.audit import alternatives as faults
-from draftproof.audit.alternatives import Rows, alternatives, derived, payoffs
+from draftproof.audit import cells
+from draftproof.audit.alternatives import Rows, alternatives, condensed, derived, payoffs
 from draftproof.audit.evidence import Evidence
 from draftproof.audit.rows import Read, rows
 from draftproof.audit.transcripts import Transcript
@@ -96,11 +98,14 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.parametrize("wide", [4096, 2], ids=["each token", "two tokens and the rest"])
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @pytest.mark.parametrize("tolerance", [0.0, 1e-3])
-def test_all_bets_together_are_fair_given_the_past(sampling, tolerance):
+def test_all_bets_together_are_fair_given_the_past(sampling, tolerance, wide, monkeypatch):
     """The whole book, after it has learned, on one more token: its mean over that token is one (or less, where noise is
     charged for or an alternative bets on impossible tokens)."""
+    monkeypatch.setattr(faults, "WIDE", wide)
+    monkeypatch.setattr(cells, "SMALL", min(wide, cells.SMALL))  # a vocabulary is large or small, not both
     here = world(1, 5)
     book = auditor(here, steps=True, tolerance=tolerance)
     for seed in range(4):
@@ -119,6 +124,23 @@ def test_all_bets_together_are_fair_given_the_past(sampling, tolerance):
             assert abs(mean - 1) < 1e-12
         else:
             assert 0.8 < mean < 1 + 1e-12
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.asarray], ids=["numpy", "torch"])
+def test_the_rest_of_a_large_vocabulary_is_two_columns(kind, monkeypatch):
+    """The heaviest tokens keep their columns, in order of ids; what is left can come or cannot."""
+    monkeypatch.setattr(faults, "WIDE", 3)
+    p = [[0.0, 0.3, 0.1, 0.05, 0.0, 0.5, 0.05], [0.0, 0.0, 0.0, 0.0, 0.4, 0.6, 0.0]]
+    q = [[0.1, 0.0, 0.2, 0.0, 0.1, 0.6, 0.0], [0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0]]
+    seen = [[False] * 7, [True] + [False] * 6]  # what was said before keeps its column, however unlikely it is
+    for y, columns in (((5, 6), (2, 4)), ((3, 4), (3, 1)), ((0, 0), (4, 0)), ((4, 5), (4, 2))):
+        made = condensed(Rows(kind(p), kind(y), kind(seen), kind(q)))
+        assert made.y.tolist() == list(columns)
+    assert made.ids.tolist() == [[1, 2, 5, -2, -3], [0, 4, 5, faults.EMPTY, -3]]
+    assert np.asarray(made.p) == pytest.approx(np.array([[0.3, 0.1, 0.5, 0.1, 0.0], [0.0, 0.4, 0.6, 0.0, 0.0]]))
+    assert np.asarray(made.q) == pytest.approx(np.array([[0.0, 0.2, 0.6, 0.0, 0.2], [0.0, 0.7, 0.0, 0.0, 0.3]]))
+    assert np.asarray(made.p)[1, 3:].tolist() == [0.0, 0.0]  # to the last bit: nothing is left that can come
+    assert made.seen.tolist() == [[False] * 5, [True] + [False] * 4]
 
 
 def drawn(here, length, seed, sampling):

@@ -18,6 +18,7 @@ from draftproof.law import Array, at, divide, normalise, one_hot, positive, resi
 
 TINY = 1e-300
 WIDE = 4096  # tokens of a large vocabulary that are looked at one by one
+EMPTY = -4  # in place of an id: no token stands here
 LAWS = ("p", "q", "untruncated", "unpenalised")
 # Capital of a family, where it is not one. A fault that shows late shows sooner by log(capital) nats; those that show
 # within some thousand tokens lose next to nothing by what the others get.
@@ -58,16 +59,17 @@ def condensed(rows: Rows) -> Rows:
         single = xp.astype(xp.take_along_axis(law, ids, axis=-1), xp.float64)
         rest = [_sum(law * some) - _sum(single * mine) for some, mine in ((possible, own), (~possible, ~own))]
         made[name] = xp.concat([single, *(positive(one) for one in rest)], axis=-1)
-    # whether anything is left that can come is counted: differences of sums are not to be trusted with that
-    left = _sum(possible) > _sum(own)
+    # whether anything is left is counted: differences of sums are not to be trusted with that
+    left = xp.concat([_sum(possible) > _sum(own), _sum(~possible) > _sum(~own)], axis=-1)
     mass = made["p"][:, WIDE : WIDE + 1]
-    made["p"] = xp.concat([made["p"][:, :WIDE], xp.where(left, mass + TINY, mass * 0), mass * 0], axis=-1)
+    made["p"] = xp.concat([made["p"][:, :WIDE], xp.where(left[:, :1], mass + TINY, mass * 0), mass * 0], axis=-1)
     none = xp.zeros_like(ids[:, :1])
+    names = xp.where(left, xp.concat([none - 2, none - 3], axis=-1), EMPTY)
     match = ids == rows.y[:, None]
     elsewhere = xp.where(at(rows.p, rows.y) > 0, WIDE, WIDE + 1)
     y = xp.where(xp.any(match, axis=-1), xp.argmax(xp.astype(match, xp.int8), axis=-1), elsewhere)
     seen = xp.concat([xp.take_along_axis(rows.seen, ids, axis=-1), none > 0, none > 0], axis=-1)
-    return rows._replace(y=y, seen=seen, ids=xp.concat([ids, none - 2, none - 3], axis=-1), **made)
+    return rows._replace(y=y, seen=seen, ids=xp.concat([ids, names], axis=-1), **made)
 
 
 def _largest(weight: Array, count: int) -> Array:
@@ -194,6 +196,8 @@ def impossible(rows: Rows) -> Array:
     """Any token that the settings forbid."""
     xp = array_namespace(rows.p)
     forbidden = xp.where(rows.p > 0, rows.p * 0, rows.p * 0 + 1)
+    if rows.ids is not None:
+        forbidden = xp.where(rows.ids == EMPTY, rows.p * 0, forbidden)
     return normalise(xp.where(xp.sum(forbidden, axis=-1, keepdims=True) > 0, forbidden, rows.p))
 
 
