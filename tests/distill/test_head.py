@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import tiny
 import torch
 
 from draftproof.distill import head
 from draftproof.distill.teacher import see
+from draftproof.errors import DraftproofError
 from draftproof.models.llama import Rotation
 
 
@@ -43,3 +47,16 @@ def test_training_steps_are_drafting_steps() -> None:
                 made = network(states, words, rotation, past, stores, known=step == 0)
                 states, first = made[:, -1:], count
             torch.testing.assert_close(rows[:, i - 1], network.logits(made[:, -1], output), rtol=1e-4, atol=1e-4)
+
+
+def test_a_grown_head_guesses_as_before(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = tiny.model()
+    head.student(model, torch.arange(3, 258, 2), layers=1, steps=3).save(tmp_path)
+    small, large = (head.resume(model, tmp_path, 3, layers) for layers in (1, 3))
+    seen = see(model, torch.randint(0, 258, (2, 9)), small.taps)
+    for one, other in zip(small.guesses(seen, 3), large.guesses(seen, 3), strict=True):
+        torch.testing.assert_close(one, other)
+    large.save(tmp_path)
+    with pytest.raises(DraftproofError, match="use --layers 3"):
+        head.resume(model, tmp_path, 3, 2)

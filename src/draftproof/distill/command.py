@@ -30,7 +30,7 @@ def distill(
     batch: Annotated[int, typer.Option(help="Rows in a step of training.")] = 32,
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 3e-3,
     vocabulary: Annotated[int, typer.Option(help="Tokens that a head can guess: the frequent ones.")] = 8192,
-    layers: Annotated[int | None, typer.Option(help="1 for a head and 6 for a model by default.")] = None,
+    layers: Annotated[int | None, typer.Option(help="1 for a head, 6 for a model, or as --from has.")] = None,
     width: Annotated[int, typer.Option(help="Of a model.")] = 96,
     unroll: Annotated[int, typer.Option(help="Steps of its own that a head is trained for.")] = 4,
     seed: Annotated[int, typer.Option(help="The same seed gives the same drafter.")] = 0,
@@ -113,9 +113,11 @@ def show(found: list[Quality]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("temperature", "overlap by guess", "in reach", "tokens a call by chain", "limit"):
+    for column in ("temperature", "overlap by guess", "in reach", "tokens a call by chain", "limit", "in an engine"):
         table.add_column(column)
     for one in found:
         lists = [" ".join(f"{value:.3f}" for value in part) for part in (one.overlap, one.tokens)]
-        table.add_row(f"{one.temperature:g}", lists[0], f"{one.reach:.3f}", lists[1], f"{one.limit[-1]:.3f}")
+        table.add_row(
+            f"{one.temperature:g}", lists[0], f"{one.reach:.3f}", lists[1], f"{one.limit[-1]:.3f}", f"{one.engine:.3f}"
+        )
     Console(width=None if Console().is_terminal else 140, highlight=False).print(table)

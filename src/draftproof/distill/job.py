@@ -25,7 +25,7 @@ class Job(NamedTuple):
     batch: int = 32  # rows in a step of training
     rate: float = 3e-3
     vocabulary: int = 8192  # of a head
-    layers: int | None = None  # of either; 1 for a head, 6 for a model
+    layers: int | None = None  # of either; by default 1 for a head, 6 for a model, or as many as before
     width: int = 96  # of a model
     unroll: int = 4  # steps of its own that a head is trained for
     seed: int = 0

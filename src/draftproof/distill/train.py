@@ -68,11 +68,13 @@ class Trainer:
         self.rows = torch.zeros(settings.rows, dtype=torch.int64, device=device)  # of this step, and so on
         self.rate, self.sharpness, self.loss = (torch.zeros((), device=device) for _ in range(3))
         self.overlap = torch.zeros(student.steps, device=device)
-        self.record = device.type == "cuda"
+        # compiled, the rows of logits are read once and not ten times
+        fast = device.type == "cuda"
+        self.shortfall = torch.compile(loss.shortfall, dynamic=False) if fast else loss.shortfall
+        # transformers' networks may ask the host, so a step in which one runs cannot be recorded
+        self.record = fast and library.kept is not None and student.tokens is not None
         self.recorded: Any = None
         self.before = BEFORE  # so many steps as they are, which compile what is compiled
-        # compiled, the rows of logits are read once and not ten times
-        self.shortfall = torch.compile(loss.shortfall, dynamic=False) if self.record else loss.shortfall
         vocabulary = int(library.output.weight.shape[0])
         self.columns = torch.arange(vocabulary, device=device)
         if student.tokens is not None:
