@@ -190,6 +190,16 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
         assert request.tokens == alone.tokens
 
 
+def test_there_may_be_more_texts_than_tokens_in_each():
+    target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
+    made = requests(target, [[65 + row, 66] for row in range(16)], sampling, length=2)
+    batch = FusedBatch(target, drafter("head", target), "block", 1, len(made), 4)
+    for request in made:
+        batch.add([request])
+    finish(batch)
+    assert all(len(request.tokens) == 2 for request in made)
+
+
 def test_prompts_read_together_leave_what_they_leave_alone():
     """Keys, values and hidden states, to float32 rounding; in rows that are no neighbours."""
     target = tiny.model()

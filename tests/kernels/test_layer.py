@@ -113,7 +113,7 @@ def test_half_precision(name, dtype):
 
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 48, 40), (17, 272, 16), (35, 576, 70)])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 48, 40), (7, 272, 16), (16, 576, 70)])
 def test_product(rows, inputs, outputs, normed, gate):
     torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=not gate, device=DEVICE).requires_grad_(False)
@@ -151,7 +151,7 @@ def model(family: str, seed: int) -> HFModel:
 
 def head(target: HFModel) -> HeadModel:
     torch.manual_seed(5)
-    network = HeadNetwork(HeadConfig(Shape(32, 4, 2, 16, 48), 1, (0, 1), 10000.0, tiny.VOCABULARY // 2))
+    network = HeadNetwork(HeadConfig(Shape(32, 4, 2, 16, 48), 2, (0, 1), 10000.0, tiny.VOCABULARY // 2))
     network.tokens.copy_(torch.arange(0, tiny.VOCABULARY, 2))
     return HeadModel(target, network.eval().requires_grad_(False))
 

@@ -30,13 +30,12 @@ def product(
     x, weight, gain, bias, added, out, R, N, K, eps,
     GATE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """16 rows and BN columns of out [R, N] = x [R, K] times weight [N, K], K at most C * BK.
+    """BN columns of out [R, N] = x [R, K] times weight [N, K], R at most 16 and K at most C * BK.
 
     With a gain [K] the rows of x are normed first; bias [N] and added [R, N] are added. With GATE there are twice as
     many weights, and silu(first half) * second half is the result.
     """
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    r = tl.program_id(1) * 16 + tl.arange(0, 16)
+    n, r = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, 16)
     k = tl.arange(0, C)[:, None] * BK + tl.arange(0, BK)[None, :]
     row, column, inside = r < R, n < N, k < K
     some = column[None, :, None] & inside[:, None, :]

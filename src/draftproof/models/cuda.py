@@ -18,7 +18,7 @@ from draftproof import kernels
 TOKENS, QUERIES = 16, 64  # of a row in a call; queries for each head of keys
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
-WIDTH, ROWS = 2048, 64  # of a small network; tokens in all that its products are for
+WIDTH, ROWS = 2048, 16  # of a small network; tokens in all, above which cuBLAS is faster
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
 
 
@@ -80,7 +80,7 @@ def product(
     gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
     rows, chunks, columns, early = x.shape[0] * x.shape[1], 8, 16, _early(x.device)
     with launch.on(x.device):
-        kernel[(-(-outputs // columns), -(-rows // 16))](
+        kernel[(-(-outputs // columns),)](
             x, linear.weight, gain, linear.bias, added, out, rows, outputs, inputs, eps,
             GATE=gate, C=chunks, BK=_power(-(-inputs // chunks)), BN=columns, EARLY=early,
             num_warps=chunks, launch_pdl=early,

@@ -54,7 +54,7 @@ class StaticHead:
         """Logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""
         entries = (base[:, None] + self.recent).clamp_min(-1)  # before the text there is entry -1, as often as needed
         self.cache.place_on_device(entries + 1)
-        rows = self.slots[: len(base), None]
+        rows = torch.arange(len(base), device=self.device)[:, None]
         features = self._features()[rows, entries + 1]  # slot 0 is never written: zeros
         self.states = self._fast(features, text.gather(1, entries + 2), entries, self._seen(entries))[:, -1:]
         return self._say(0)
