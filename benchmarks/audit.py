@@ -137,7 +137,7 @@ def engines(target: HFModel, length: int, rows: int, lean: bool) -> dict[str, An
 
         def make(sampling: Sampling, seed: int) -> Iterator[Transcript]:
             settings: dict[str, Any] = {"verify": verify, "tree": tree, "draft": guesser, "seed": seed, "rows": rows}
-            samples = max(rows // 4, 1)  # of each prompt: rows are filled three times
+            samples = max(rows // 3, 1)  # of each prompt: rows are filled four times
             return collect.engine(target, prompts, sampling, samples=samples, max_new_tokens=length, **settings)
 
         return make

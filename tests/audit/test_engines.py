@@ -183,6 +183,8 @@ class Completions(BaseHTTPRequestHandler):
                 said["token_ids"] = made
             case "names":
                 said["logprobs"] = {"tokens": [f"token_id:{token}" for token in made]}
+            case "entries":
+                said["logprobs"] = {"content": [{"id": token, "token": "?"} for token in made]}
             case "tokens":
                 said["logprobs"] = {"tokens": tiny.tokenizer().convert_ids_to_tokens(made)}
         return said
@@ -208,13 +210,18 @@ def ask(server, style, **settings):
 
 
 def test_ids_from_a_server_in_every_way_they_are_told(server):
-    told = {style: ask(server, style, key="secret") for style in ("ids", "names", "tokens")}
-    assert told["ids"] == told["names"] == told["tokens"]
+    told = {style: ask(server, style, key="secret") for style in ("ids", "names", "entries", "tokens")}
+    assert told["ids"] == told["names"] == told["entries"] == told["tokens"]
     assert len(told["ids"]) == 4
     assert not any(text.retokenised for text in told["ids"])
     path, key, asked = server.asked[0]
     assert (path, key) == ("/v1/completions", "Bearer secret")
     assert (asked["prompt"], asked["temperature"], asked["top_p"], asked["n"]) == (list(PROMPTS[0]), 0.7, 0.9, 2)
+    assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (
+        tiny.VOCABULARY,
+        0.0,
+        1.0,
+    )  # said to be off
     assert audit(told["ids"], tiny.model()).exact
 
 

@@ -115,7 +115,7 @@ def test_all_bets_together_are_fair_given_the_past(sampling, tolerance, wide, mo
         law, gains = np.zeros(here.size), np.zeros(here.size)
         for y in range(here.size):
             text = start._replace(output=(*start.output, y), accepted=(*start.accepted, False))
-            made, void = rows(rows_of(here, text), range(4, 5), tolerance)
+            made, void = rows([(rows_of(here, text), range(4, 5))], tolerance)
             law[y] = made.p[0, y] if not void[0] else 0.0
             with np.errstate(over="ignore"):
                 gains[y] = np.exp(feed(copy.deepcopy(book), here, text)[-1])
@@ -149,7 +149,7 @@ def drawn(here, length, seed, sampling):
     outputs = []
     for _ in range(length):
         text = Transcript((0,), (*outputs, 0), sampling)
-        made, _ = rows(rows_of(here, text), range(len(outputs), len(outputs) + 1), 0.0)
+        made, _ = rows([(rows_of(here, text), range(len(outputs), len(outputs) + 1))], 0.0)
         outputs.append(int(chance.choice(here.size, p=made.p[0] / made.p[0].sum())))
     return Transcript((0,), tuple(outputs), sampling, tuple(bool(f) for f in chance.random(length) < 0.5))
 
@@ -159,13 +159,13 @@ def test_a_cut_that_noise_moves_is_no_evidence():
     logits = np.log(np.array([[0.5, 0.2, 0.1 + 1e-9, 0.1, 0.06, 0.04]]))
     for kept, alarm in ((2, False), (3, False), (4, True)):
         text = Transcript((0,), (kept,), Sampling(top_p=0.8))
-        made, void = rows(Read(text, logits, None), range(1), 1e-4)
+        made, void = rows([(Read(text, logits, None), range(1))], 1e-4)
         assert bool(void[0]) == (not alarm)
         assert made.p[0].tolist() == pytest.approx([5 / 7, 2 / 7, 0, 0, 0, 0])
     greedy = Transcript((0,), (1,), Sampling(temperature=0))
     for gap, void in ((1e-6, True), (0.1, False)):
         scores = np.array([[1.0, 1.0 - gap, -3.0]])
-        assert bool(rows(Read(greedy, scores, None), range(1), 1e-4)[1][0]) == void
+        assert bool(rows([(Read(greedy, scores, None), range(1))], 1e-4)[1][0]) == void
 
 
 @pytest.mark.parametrize(("sampling", "tolerance"), [(SETTINGS[0], 0.0), (SETTINGS[1], 1e-4)], ids=["plain", "top-p"])
@@ -192,7 +192,7 @@ def test_false_alarms_are_rarer_than_alpha_however_often_one_looks(sampling, tol
 def many(here, prompts, length, sampling):
     """Exact texts side by side, under settings that do not look back."""
     chance = np.random.default_rng(5)
-    one = [rows(rows_of(here, Transcript((v,), (0,), sampling)), range(1), 0.0)[0].p[0] for v in range(here.size)]
+    one = [rows([(rows_of(here, Transcript((v,), (0,), sampling)), range(1))], 0.0)[0].p[0] for v in range(here.size)]
     laws, texts = np.stack(one), [np.array([prompt[-1] for prompt in prompts])]
     for _ in range(length):
         texts.append(sample(laws[texts[-1]], chance.random(len(prompts))))
@@ -211,6 +211,6 @@ def test_exact_speculation_raises_no_alarm_with_its_steps_known():
 def test_softmax_of_the_world_is_what_the_audit_reads():
     here = world(0, 8)
     text = plain(here, 20, 0)
-    made, _ = rows(rows_of(here, text), range(20), 0.0)
+    made, _ = rows([(rows_of(here, text), range(20))], 0.0)
     before = [0, *text.output[:-1]]
     assert np.abs(made.p - softmax(here.p[before])).max() < 1e-15

@@ -49,6 +49,16 @@ def test_a_text_that_ended_has_its_end_token(tmp_path):
     assert text.output == (2, 3)
 
 
+def test_settings_by_the_names_of_other_engines(tmp_path):
+    vllm = {"temperature": 0.8, "top_k": -1, "min_tokens": 2, "max_tokens": 9, "ignore_eos": False, "logprobs": None}
+    llama = {"temp": 0.8, "top_k": 40, "n_predict": 9, "repeat_penalty": 1.0, "mirostat": 0, "cache_prompt": True}
+    texts = read(lines(tmp_path, {**GOOD, "sampling": vllm}, {**GOOD, "sampling": llama}), MODEL)
+    assert [text.sampling for text in texts] == [
+        Sampling(temperature=0.8, min_new_tokens=2),
+        Sampling(temperature=0.8, top_k=40),
+    ]
+
+
 BAD = {
     "cut off": ('{"prompt_token_ids": [1], "output_tok', "line 2 is cut off in the middle"),
     "not json": ('{"prompt": nonsense}', "line 2 is not JSON"),
@@ -61,6 +71,8 @@ BAD = {
     "strange prompt id": ({**GOOD, "prompt_token_ids": [-1]}, "line 2: prompt token id -1 is outside"),
     "ids that are words": ({**GOOD, "output_token_ids": ["a"]}, "line 2: output_token_ids must be a list of whole"),
     "unknown setting": ({**GOOD, "sampling": {"top_q": 0.9}}, "line 2: unknown setting 'top_q': did you mean"),
+    "no law": ({**GOOD, "sampling": {"mirostat": 2}}, "line 2: no law is known for mirostat=2: audit texts made"),
+    "strange finish": ({**GOOD, "finish": "eos"}, "line 2: finish 'eos' is unknown"),
     "unknown key": ({**GOOD, "ouput": [1]}, "line 2: unknown key 'ouput'"),
     "wrong value": ({**GOOD, "sampling": {"top_p": 2}}, "line 2: top_p must be in"),
     "settings no object": ({**GOOD, "sampling": 1}, "line 2: sampling must be an object"),

@@ -18,6 +18,15 @@ from draftproof.models.session import Model
 from draftproof.sampling import Sampling
 
 Ids = tuple[int, ...]
+# What a server is told where nothing is asked for. `samplers` is for llama.cpp, which else truncates before it heats.
+AT_REST: dict[str, Any] = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+}
 
 
 def engine(
@@ -111,7 +120,8 @@ def endpoint(
     """An OpenAI-compatible server: POST `url`/completions with token ids as the prompt.
 
     The output's ids are taken from `token_ids` where the server gives them (vLLM does), else from the log
-    probabilities' tokens, else made from the text again, and then marked so.
+    probabilities (llama.cpp has ids there), else made from the text again, and then marked so. Every setting is sent,
+    those at rest too: servers have defaults of their own (llama.cpp top-k 40, vLLM what the model's folder says).
     """
     stated = ended(sampling, target)
     for prompt in prompts:
@@ -120,9 +130,11 @@ def endpoint(
             "prompt": list(prompt),
             "n": samples,
             "max_tokens": max_new_tokens,
-            "logprobs": 0,
+            "logprobs": 1,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
+            **AT_REST,
+            "top_k": target.vocabulary,
             **_for_openai(sampling),
         }
         for choice in _post(f"{url.rstrip('/')}/completions", body, key).get("choices", []):
@@ -210,7 +222,11 @@ def _chosen(choice: dict[str, Any], target: Model) -> tuple[Ids, bool]:
     """Ids of one completion, and whether they had to be made from its text."""
     if choice.get("token_ids"):
         return tuple(choice["token_ids"]), False
-    named = (choice.get("logprobs") or {}).get("tokens") or []
+    told = choice.get("logprobs") or {}
+    entries = told.get("content") or []
+    if entries and all(isinstance(entry.get("id"), int) for entry in entries):
+        return tuple(entry["id"] for entry in entries), False
+    named = told.get("tokens") or []
     if named and all(name.startswith("token_id:") for name in named):
         return tuple(int(name.removeprefix("token_id:")) for name in named), False
     if target.tokenizer is None:

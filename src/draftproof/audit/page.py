@@ -42,7 +42,7 @@ def html(report: Report) -> str:
         [(f"{p.share:.2%}", f"{p.total_variation:.4f}", p.says) for p in shown],
     )
     worst = _table(
-        ("nats", "line", "token", "p", "text before", "token"),
+        ("nats", "line", "place", "p", "text before", "token"),
         [
             (f"{s.gain:+.2f}", f"{s.line}", f"{s.position}", f"{s.chance:.2g}", before, token)
             for s, (before, token) in zip(report.worst, report.words, strict=True)
@@ -104,5 +104,10 @@ def curve(report: Report) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     title = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table>{f'<tr>{title}</tr>' if head else ''}{body}</table>"
+
+
+def _cell(words: str) -> str:
+    kind = ' class="number"' if words and words.strip("+-%").replace(".", "", 1).replace("e-", "").isdigit() else ""
+    return f"<td{kind}>{escape(words)}</td>"

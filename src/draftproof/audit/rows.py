@@ -107,39 +107,48 @@ def _contexts(transcript: Transcript, part: range | None = None) -> list[Context
     return [Context(transcript.prompt, transcript.output[:t]) for t in part or range(len(transcript.output))]
 
 
-def rows(one: Read, part: range, tolerance: float) -> tuple[Rows, Array]:
-    """The rows of a part of a transcript, and where nothing may be bet [R]: at a truncation's edge, if noise is allowed
-    for."""
-    transcript, cut = one.transcript, slice(part.start, part.stop)
-    logits, sampling, contexts = one.logits[cut], transcript.sampling, _contexts(transcript, part)
+Piece = tuple[Read, range]  # some tokens of a transcript
+
+
+def rows(pieces: Sequence[Piece], tolerance: float) -> tuple[Rows, Array]:
+    """The rows of pieces that share their settings, and where nothing may be bet [R]: at a truncation's edge, if noise
+    is allowed for."""
+    sampling = pieces[0][0].transcript.sampling
+    logits = joined([one.logits[part.start : part.stop] for one, part in pieces])
     xp = array_namespace(logits)
-    y = xp.asarray(np.array(transcript.output[cut]), device=logits.device)
+    tokens = [token for one, part in pieces for token in one.transcript.output[part.start : part.stop]]
+    y = xp.asarray(np.array(tokens), device=logits.device)
+    contexts = [c for one, part in pieces for c in _contexts(one.transcript, part) or ()] or None
     opened, free = _differs(sampling, _OPEN), _differs(sampling, _FREE)
     if tolerance > 0 and (opened is not None or sampling.temperature == 0):
         p, edge = _between(logits, sampling, opened or sampling, contexts, tolerance)
         void = at(edge, y)
     else:
         p, void = law(logits, sampling, contexts), y < 0
+    guesses = [one.draft[part.start : part.stop] for one, part in pieces if one.draft is not None]
     made = Rows(
         p,
         y,
-        _seen(transcript, part, p),
-        None if one.draft is None else xp.asarray(one.draft[cut], device=logits.device),
+        joined([_seen(one.transcript, part, p) for one, part in pieces]),
+        xp.asarray(joined(guesses), device=logits.device) if guesses else None,
         None if opened is None else law(logits, opened, contexts),
         None if free is None else law(logits, free, contexts),
     )
     return made, void
 
 
+def joined(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else array_namespace(arrays[0]).concat(list(arrays), axis=0)
+
+
 def stacked(parts: Sequence[Rows]) -> Rows:
-    """Rows of several transcripts under one another; a law that only some of them have is p for the others."""
-    xp = array_namespace(parts[0].p)
+    """Rows of several settings under one another; a law that only some of them have is p for the others."""
     fields: dict[str, Array] = {}
     for name in Rows._fields:
         found = [getattr(part, name) for part in parts]
         if any(array is not None for array in found):
             found = [part.p if array is None else array for part, array in zip(parts, found, strict=True)]
-            fields[name] = found[0] if len(found) == 1 else xp.concat(found, axis=0)
+            fields[name] = joined(found)
     made = condensed(Rows(**fields))
     doubles = {name: _double(getattr(made, name)) for name in LAWS if name in fields}
     return derived(made._replace(**doubles))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from draftproof.audit.cells import Cells, Entries
 from draftproof.audit.evidence import Evidence, Observed
 from draftproof.audit.notes import Notes
 from draftproof.audit.report import Report, report
-from draftproof.audit.rows import Read, batches, read, rows, stacked
+from draftproof.audit.rows import Piece, Read, batches, joined, read, rows, stacked
 from draftproof.audit.transcripts import InputError, Transcript, checked
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, at
@@ -140,9 +140,10 @@ class Auditor:
         if len(self._twins) > PROMPTS:
             self._twins.popitem(last=False)
 
-    def _look(self, group: Sequence[tuple[Read, range]]) -> Look:
+    def _look(self, group: Sequence[Piece]) -> Look:
         """Some rows, dense over the vocabulary, made the few numbers that the bets need."""
-        parts = [rows(one, part, self.tolerance) for one, part in group]
+        alike = [list(some) for _, some in groupby(group, key=lambda piece: piece[0].transcript.sampling)]
+        parts = [rows(some, self.tolerance) for some in alike]
         made, void = stacked([part for part, _ in parts]), np.concatenate([cells.numbers(v) for _, v in parts])
         pays = payoffs(self.alternatives, made, self.tolerance)
         before: list[int] = []
@@ -159,9 +160,7 @@ class Auditor:
         }
         if made.q is not None:
             found["draft"] = cells.by_draft(made)
-        surprises = [
-            surprise(one.logits[cut.start : cut.stop], p) for (one, cut), (p, _) in zip(group, parts, strict=True)
-        ]
+        surprises = [surprise(some, p) for some, (p, _) in zip(alike, parts, strict=True)]
         return Look(
             np.stack([cells.numbers(pay.ratio) for pay in pays], axis=1),
             np.stack([cells.numbers(pay.spread) for pay in pays], axis=1),
@@ -172,9 +171,9 @@ class Auditor:
         )
 
 
-def _grouped(pieces: Sequence[tuple[Read, range]], limit: int) -> Iterator[list[tuple[Read, range]]]:
+def _grouped(pieces: Sequence[Piece], limit: int) -> Iterator[list[Piece]]:
     """Consecutive pieces of at most `limit` rows together."""
-    group: list[tuple[Read, range]] = []
+    group: list[Piece] = []
     for piece in pieces:
         if group and sum(len(part) for _, part in group) + len(piece[1]) > limit:
             yield group
@@ -194,8 +193,9 @@ class Look(NamedTuple):
     surprise: np.ndarray  # [n, 2] -log of the model's bare probability: of the token, and expected under p
 
 
-def surprise(logits: Array, made: Rows) -> np.ndarray:
+def surprise(pieces: Sequence[Piece], made: Rows) -> np.ndarray:
     """How surprised the model is at each token without any settings, and how surprised it would be on average."""
+    logits = joined([one.logits[part.start : part.stop] for one, part in pieces])
     xp = array_namespace(logits)
     bare = law(logits, Sampling())
     logs = xp.log(xp.where(bare > 0, bare, bare * 0 + 1e-45))

@@ -2,7 +2,8 @@
 
     {"prompt_token_ids": [1, 2], "output_token_ids": [7, 8, 9], "sampling": {"temperature": 0.7, "top_p": 0.9}}
 
-Instead of ids, `prompt` may be words (tokenised as they are) or chat messages. Optional: `accepted`, for each output
+Settings go by the names of Sampling, or by those of vLLM and llama.cpp where these are plain. Instead of ids, `prompt`
+may be words (tokenised as they are) or chat messages. Optional: `accepted`, for each output
 token whether it was an accepted guess; `finish`, "end" where the model ended the text; `retokenised`, true where the
 ids were made from the text again. Anything that cannot be audited is bad input, told by its line: never a verdict.
 """
@@ -19,8 +20,21 @@ from draftproof.errors import DraftproofError, nearest
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling
 
-# Settings that say how long to go on, or with which numbers: they do not change a token's law.
-_WITHOUT_EFFECT = {"max_tokens", "max_new_tokens", "n", "seed", "stop"}
+# Settings that say how long to go on, with which numbers, or what to tell: no token's law depends on them.
+_WITHOUT_EFFECT = {
+    *("max_tokens", "max_new_tokens", "max_completion_tokens", "n_predict", "n", "seed", "stop", "stop_token_ids"),
+    *("stream", "logprobs", "prompt_logprobs", "n_probs", "return_token_ids", "return_tokens", "cache_prompt"),
+    *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+}
+_ALSO_CALLED = {"temp": "temperature", "min_tokens": "min_new_tokens", "typical": "typical_p"}
+# Settings of vLLM, llama.cpp and transformers whose laws are not known here, with the value at which they do nothing.
+_OFF: dict[str, Any] = {
+    **dict.fromkeys(("repeat_penalty", "length_penalty", "tfs_z", "guidance_scale", "num_beams", "best_of"), 1),
+    **dict.fromkeys(("mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("ignore_eos", "use_beam_search"), False),
+    "do_sample": True,
+}
+_FINISHES = ("end", "length", "stop", "context", "cancelled")
 _SETTINGS = {field.name for field in dataclasses.fields(Sampling)} - {"processors"}
 _KEYS = {"prompt", "prompt_token_ids", "output_token_ids", "sampling", "accepted", "finish", "retokenised"}
 
@@ -130,6 +144,8 @@ def _parse(said: Any, line: int, target: Model) -> Transcript:
     sampling = _sampling(said["sampling"], line, target)
     output = _ids(said["output_token_ids"], "output_token_ids", line)
     finish, ends = said.get("finish"), sampling.end_tokens
+    if finish is not None and finish not in _FINISHES:
+        raise InputError(f'line {line}: finish {finish!r} is unknown: say "end" where the model ended the text')
     if finish == "end" and output[-1:] != () and output[-1] not in ends:
         # The end is a token like any other: leaving it out would hide how often it comes.
         if len(ends) != 1:
@@ -161,10 +177,17 @@ def _ids(value: Any, name: str, line: int) -> tuple[int, ...]:
 def _sampling(settings: Any, line: int, target: Model) -> Sampling:
     if not isinstance(settings, dict):
         raise InputError(f'line {line}: sampling must be an object such as {{}} or {{"temperature": 0.7}}')
-    given = {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT}
+    given: dict[str, Any] = {
+        _ALSO_CALLED.get(n, n): v for n, v in settings.items() if n not in _WITHOUT_EFFECT and v is not None
+    }
+    for name in _OFF.keys() & given.keys():
+        if given.pop(name) != _OFF[name]:
+            raise InputError(f"line {line}: no law is known for {name}={settings[name]!r}: audit texts made without it")
     unknown = sorted(set(given) - _SETTINGS)
     if unknown:
         raise InputError(f"line {line}: unknown setting {unknown[0]!r}: {_nearest(unknown[0], _SETTINGS)}")
+    if given.get("top_k") == -1:  # how some engines say that it is off
+        given["top_k"] = 0
     if isinstance(given.get("logit_bias"), dict):
         given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
     return Sampling(**{"end_tokens": target.end_tokens, **given})

@@ -76,7 +76,9 @@ class Race:
         """Guesses from the first member's races."""
 
         def guess(q: Array, children: list[int], depth: int) -> Array:
-            entries = np.stack([self._at(row.members[0], len(row.output) + depth) for row in rows])
+            names = [(row.members[0], len(row.output) + depth) for row in rows]
+            self._make(names)
+            entries = np.stack([self._made[name] for name in names])
             return self.coupling.draft(q, beside(entries, q[:, None]), len(children))
 
         return Guesser(guess, by_name=True)
@@ -85,6 +87,7 @@ class Race:
         """Each member walks the tree: emit, and go on where a guess is equal."""
         decisions = []
         guesses = numbers(draft.tokens)
+        self._make([(member, len(row.output)) for row in rows for member in row.members])
         for b, row in enumerate(rows):
             for m, member in enumerate(row.members):
                 node, going = 0, True
@@ -100,10 +103,15 @@ class Race:
 
     def _at(self, member: Member, position: int) -> np.ndarray:
         """[streams, V] exponentials of one sample at one position."""
-        if (member, position) not in self._made:
-            seed, request, place = (np.array([number]) for number in (*member, position))
-            self._made[member, position] = races(seed, request, place, self.size, self.coupling.streams)[0]
+        self._make([(member, position)])
         return self._made[member, position]
+
+    def _make(self, names: Sequence[tuple[Member, int]]) -> None:
+        """Those that are not there yet, in one call."""
+        missing = [name for name in dict.fromkeys(names) if name not in self._made]
+        if missing:
+            seed, request, place = np.array([(*member, position) for member, position in missing]).T
+            self._made |= zip(missing, races(seed, request, place, self.size, self.coupling.streams), strict=True)
 
 
 def _by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:
