@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from draftproof.bench.turns import Ids, Run, Way, Workload, Write
 from draftproof.draft import Tree
-from draftproof.engine.auto import Auto, hope, trees_of
+from draftproof.engine.auto import Auto, trees_of, tuned
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_rule, open_batch
@@ -87,9 +87,7 @@ def _opener(setup: Setup, workload: Workload) -> Callable[[], Open]:
     capacity = workload.longest + workload.tokens + shape.size
 
     def fresh() -> Open:
-        # as in generate(), it learns from each text anew
-        tuned = Auto(trees_of(rule), tempers=setup.lossy is None, hope=hope(drafts))
-        now = tuned if isinstance(shape, Auto) else shape
+        now = tuned(rule, drafts, setup.lossy is None) if isinstance(shape, Auto) else shape  # as in generate()
         like = (setup.sampling, setup.sampling)
         return open_batch(setup.target, drafts, rule, now, like, workload.batch, capacity, compile=setup.compiled)
 

@@ -26,7 +26,8 @@ MOST = 33  # nodes of a tree
 PLAIN = Tree.chain(0)
 MARGIN = 0.02  # guessing must gain that much, or it is not worth the risk
 FIRST = 4  # guesses of the first step, while it reads the prompt, if there is hope
-PATIENCE = 4  # steps that must speak against it
+PATIENCE = 8  # steps that hope counts for
+LOSS = 1.5  # plain steps' time that hope may cost, before a drafter that was hoped for is given up
 PROBE = 2  # steps with guesses that decide whether it pays
 PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
 BUDGET = 0.015  # share of all time that probes may lose
@@ -46,17 +47,26 @@ class Auto:
     size = MOST  # what a session must have room for
 
     def __init__(
-        self, trees: str, costs: Costs | None = None, tempers: bool = False, hope: float = Survival.START
+        self,
+        trees: str,
+        costs: Costs | None = None,
+        tempers: bool = False,
+        hope: float = Survival.START,
+        past: Past | None = None,
     ) -> None:
         """`trees`: what the rule accepts, as a Verifier says it; `tempers`: tune the draft's temperature as well.
 
         hope      chance of a first guess before any was seen; above one half guessing begins at once
+        past      what texts before this one have taught about chains, and this one will teach
         """
         self.trees = trees
-        hopeful = hope > 0.5
-        self.costs: Costs = costs or Clock(1 if hopeful else 3)
+        self._hopeful = hopeful = hope > 0.5
+        self.costs: Costs = costs or (past.clock if past else Clock(1 if hopeful else 3))
         self.seen = {width: Survival(hope) for width in ((1,) if trees == "chain" else WIDTHS)}
-        if hopeful:
+        if past is not None:
+            self.seen[1] = past.survival
+            past.survival.doubt()
+        elif hopeful:
             self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = Temper() if tempers else None
         self.rows = 1
@@ -67,7 +77,8 @@ class Auto:
         self._lost = self._spent = 0.0  # seconds: by guessing, against plain sampling; in all
         self._since = 0  # steps since plain sampling was measured
         self._choice: Choice | None = None
-        self.tree = self._next() if self.costs.known or not hopeful else Tree.chain(FIRST)
+        start = self._best(1, least=1).tree if hopeful and self.costs.known else Tree.chain(FIRST)
+        self.tree = start if hopeful else self._next()
 
     def cut(self, depth: int) -> Tree:
         """The tree of the next step, as far as guesses are of use."""
@@ -118,7 +129,7 @@ class Auto:
             self._choice = None
             if sent.size > 1 and not fresh and self._probing:
                 self._probing -= 1
-                if not self._probing and not self._pays():
+                if not self._probing and self._hopeless:
                     self._off()
         if laws is not None and self.temper is not None:
             self.temper.learn(*laws)
@@ -127,12 +138,12 @@ class Auto:
     def _account(self, sent: Tree, levels: int, steps: Sequence[Step], seconds: float) -> None:
         """What the step took, which is not what it should have taken, and what was lost by it; a hiccup is no loss."""
         plain = self.costs.call(self.rows)
-        usual = self.costs.call(self.rows * sent.size) + self.costs.level * levels
+        usual = self.costs.call(self.rows * sent.size) + self.costs.draft(levels)
         took = usual if isinstance(self.costs, Nominal) else min(seconds, 1.5 * usual)
         self._spent += took
         if levels:
             tokens = 1 + sum(step.expected for step in steps) / len(steps)
-            self._lost = max(self._lost + took - tokens * plain, -10 * plain)
+            self._lost = max(self._lost + min(took, usual) - tokens * plain, -10 * plain)
 
     def _next(self) -> Tree:
         """The shape of the next step."""
@@ -146,9 +157,10 @@ class Auto:
                 self._wait = max(self._wait, 1)
                 return PLAIN
             return self._probe(1)
-        overdrawn = self._lost > BUDGET * self._spent + self.costs.call(self.rows)
-        if overdrawn or not self._pays():
+        if self._hopeless:
             return self._off()
+        if self._hopeful and not self.costs.has(self.rows) and self.seen[1].seen >= FIRST:
+            return PLAIN  # what is it that guessing is compared with?
         if self._since >= REFRESH:
             self._since = 0
             rare = min(self.seen, key=lambda width: self.seen[width].seen)
@@ -156,7 +168,16 @@ class Auto:
         unseen = [width for width in WIDTHS if width in self.seen and not self.seen[width].seen]
         if unseen and self._affordable(unseen[0]):
             return self._probe(unseen[0], steps=1)
-        return self._chosen().tree
+        chosen = self._chosen()
+        return chosen.tree if chosen.tree.size > 1 or not self._hopeful else self._best(1, least=1).tree
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether guessing has cost too much, or promises nothing; hope is given up for what it has cost alone."""
+        plain, pays = self.costs.call(self.rows), self._pays()
+        if self._lost > BUDGET * self._spent + (LOSS if self._hopeful else 1) * plain:
+            return True
+        return not pays and (not self._hopeful or self._lost > LOSS / 2 * plain)
 
     def _probe(self, width: int, steps: int = PROBE) -> Tree:
         self._probing, self._width = steps, width
@@ -171,7 +192,7 @@ class Auto:
     def _affordable(self, width: int) -> bool:
         """Whether a probe's likely loss is within the budget."""
         tree, gain = self._best(width, least=1)
-        took = self.costs.call(self.rows * tree.size) + self.costs.level * tree.depth[-1]
+        took = self.costs.call(self.rows * tree.size) + self.costs.draft(tree.depth[-1])
         return self._lost + PROBE * took * max(1 - gain, 0.0) <= BUDGET * self._spent
 
     def _pays(self) -> bool:
@@ -202,7 +223,8 @@ class Auto:
         for length in range(1, min(max(2 * seen.longest, 1), LONGEST, (MOST - 1) // width) + 1):
             call = cost.call(rows * (1 + width * length))
             tokens += guessed * reached[length - 1]
-            seconds += guessed * deep[length - 1] * (call - before) + asked * cost.level
+            seconds += guessed * deep[length - 1] * (call - before)
+            seconds += asked * (cost.draft(length) - cost.draft(length - 1))
             before, asked = call, guessed * deep[length - 1]
             gain = tokens * plain / seconds
             if gain > best.gain:
@@ -213,7 +235,7 @@ class Auto:
         """The tree that siblings' acceptance at the first level promises most for."""
         acc = plan.by_sibling({width: seen.reached[0] for width, seen in self.seen.items() if seen.seen or width == 1})
         sizes = {n: plan.Seconds(self.costs.call(self.rows * n)) for n in (1, 2, 3, 5, 9, 17, MOST)}
-        made = plan.best_tree(acc, plan.Costs(plan.Seconds(self.costs.level), sizes), most=MOST, depth=6)
+        made = plan.best_tree(acc, plan.Costs(plan.Seconds(self.costs.draft(6) / 6), sizes), most=MOST, depth=6)
         return Choice(made.tree, made.speedup)
 
 
@@ -230,6 +252,22 @@ def trees_of(rule: object) -> str:
     if isinstance(rule, Coupling):
         return "any"
     return "chain" if isinstance(rule, Lossy) else str(getattr(rule, "trees", "any"))
+
+
+class Past:
+    """What is remembered from one text to the next: how long calls take, and how far guesses get."""
+
+    def __init__(self, hope: float) -> None:
+        self.clock, self.survival = Clock(1), Survival(hope, PATIENCE, FIRST // 2)
+
+
+def tuned(rule: object, drafts: Sequence[Any], tempers: bool) -> Auto:
+    """For a text whose shapes may be tuned by the clock. A trained drafter remembers the texts before it."""
+    expected = hope(drafts)
+    past = None
+    if len(drafts) == 1 and hasattr(drafts[0], "past"):
+        past = drafts[0].past = drafts[0].past or Past(expected)
+    return Auto(trees_of(rule), tempers=tempers, hope=expected, past=past)
 
 
 def hope(drafts: Sequence[Any]) -> float:

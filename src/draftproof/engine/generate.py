@@ -14,7 +14,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.auto import Auto, assumed, hope, trees_of
+from draftproof.engine.auto import Auto, assumed, hope, trees_of, tuned
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.laws import Member
@@ -213,7 +213,7 @@ def choose_shape(
         return Tree.chain(LONGEST), True
     if seeded and tree is None and not isinstance(rule, Coupling):
         return Tree.chain(5), False
-    return Auto(trees, tempers=tempers, hope=hope(drafts)), False
+    return tuned(rule, drafts, tempers), False
 
 
 def _has_temperature(sampling: Sampling) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median_low as median  # of two times the smaller: the larger may be a hiccup
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,9 +32,12 @@ class Costs(Protocol):
     @property
     def known(self) -> bool: ...
 
-    @property
-    def level(self) -> float:
-        """One level of guesses."""
+    def has(self, tokens: int) -> bool:
+        """Whether a call with so many tokens is known, and not only supposed."""
+        ...
+
+    def draft(self, levels: int) -> float:
+        """So many levels of guesses."""
         ...
 
     def call(self, tokens: int) -> float:
@@ -57,7 +60,7 @@ class Clock:
         rest = sum(spent for phase, spent in seconds.items() if phase != "draft")
         self._calls.setdefault(tokens, deque(maxlen=RECENT)).append(rest)
         if levels:
-            self._levels.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"] / levels)
+            self._levels.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"])
         self._sizes = sorted(self._calls)
         first = median(self._calls[self._sizes[0]])
         middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
@@ -67,10 +70,22 @@ class Clock:
     def known(self) -> bool:
         return any(len(times) >= self._enough for times in self._calls.values())
 
-    @property
-    def level(self) -> float:
-        """The first level may take longer than the others; if it stood for all, nothing longer would be tried."""
-        return min(map(median, self._levels.values())) if self._levels else 0.05 * self._times[0]
+    def has(self, tokens: int) -> bool:
+        return tokens in self._calls
+
+    def draft(self, levels: int) -> float:
+        """The first level may take longer than the others: a line, if several numbers of levels were measured."""
+        if not levels:
+            return 0.0
+        if not self._levels:
+            return 0.05 * self._times[0] * levels
+        made = {count: median(times) for count, times in self._levels.items()}
+        few, many = min(made), max(made)
+        each = min(time / count for count, time in made.items())
+        slope = (made[many] - made[few]) / (many - few) if many > few else each
+        slope = min(max(slope, each / 2), each)  # two measurements make a line, but hardly a true one
+        first = max(median(time - slope * count for count, time in made.items()), 0.0)
+        return first + slope * levels
 
     def call(self, tokens: int) -> float:
         sizes, times = self._sizes, self._times
@@ -78,12 +93,14 @@ class Clock:
         if place < len(sizes) and sizes[place] == tokens:
             return times[place]
         if place == 0:
-            return times[0]
+            return _supposed(times[0], tokens / sizes[0])
         if len(sizes) == 1:
             return _supposed(times[0], tokens / sizes[0])
-        low, high = (place - 1, place) if place < len(sizes) else (0, place - 1)
+        beyond = place == len(sizes)
+        low, high = (0, place - 1) if beyond else (place - 1, place)
         slope = (times[high] - times[low]) / (sizes[high] - sizes[low])
-        return times[place - 1] + slope * (tokens - sizes[place - 1])
+        least = 0.02 * times[0] / sizes[0] if beyond else 0.0  # beyond what was measured nothing is free
+        return times[place - 1] + max(slope, least) * (tokens - sizes[place - 1])
 
 
 def _supposed(plain: float, times: float) -> float:
@@ -99,6 +116,12 @@ class Nominal:
     def __init__(self, slope: float, level: float) -> None:
         """`slope`: what one more token adds to a call; `level`: a level of guesses."""
         self.slope, self.level = slope, level
+
+    def has(self, tokens: int) -> bool:
+        return True
+
+    def draft(self, levels: int) -> float:
+        return self.level * levels
 
     def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
         """Nothing to learn."""

@@ -43,6 +43,7 @@ class HeadModel:
         self.end_tokens = target.end_tokens
         self.tokenizer = None  # its tokens are the target's by construction
         self.taps = network.config.taps
+        self.past: Any = None  # what an engine has learned by drafting with it, for its next text
         self.names = network.tokens.cpu().numpy()
         whole = target.network
         self.embed = whole.get_input_embeddings()
