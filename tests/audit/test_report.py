@@ -68,7 +68,8 @@ def test_json_carries_everything():
     assert {"verdict", "alpha", "tolerance", "tokens", "rate", "interval", "power", "worst", "curve"} <= set(said)
     assert all(0 < p["total_variation"] < 1 for p in said["power"] if p["share"] <= 1)
     tokens = [n for n, _, _ in said["curve"]]
-    assert tokens == sorted(tokens)
+    assert tokens == sorted(set(tokens))
+    assert (tokens[0], tokens[-1]) == (0, said["tokens"])
 
 
 @pytest.mark.parametrize("heat", [1.0, 0.6])

@@ -123,13 +123,22 @@ class Evidence:
             np.add.at(seen[1], key[live], mass[live])
         return np.stack(made, axis=1) if made else np.zeros((len(observed.void), 0))
 
+    @property
+    def path(self) -> tuple[tuple[int, float, list[float]], ...]:
+        """The curve up to the last token."""
+        last = (self.count, self.evidence, self._families(self.wealth))
+        return tuple(self.curve if self.curve[-1][0] == self.count else [*self.curve, last])
+
+    def _families(self, wealth: np.ndarray) -> list[float]:
+        """Log evidence of each family alone."""
+        weighted = wealth + self._weights
+        return [float(_mean(weighted[own]) - _mean(self._weights[own])) for own in self._member]
+
     def _draw(self, wealth: np.ndarray, held: np.ndarray) -> None:
         """A point of the curve now and then; when there are many, every other one goes."""
         count = self.count + len(held)
         if count - self.curve[-1][0] >= self._stride or not np.isfinite(held[-1]):
-            weighted = wealth[-1] + self._weights
-            families = [float(_mean(weighted[own]) - _mean(self._weights[own])) for own in self._member]
-            self.curve.append((count, float(held[-1]), families))
+            self.curve.append((count, float(held[-1]), self._families(wealth[-1])))
         if len(self.curve) > POINTS:
             self.curve = self.curve[::2]
             self._stride *= 2

@@ -104,10 +104,11 @@ def curve(report: Report) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     title = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(_cell(cell, bool(head)) for cell in row)}</tr>" for row in rows)
     return f"<table>{f'<tr>{title}</tr>' if head else ''}{body}</table>"
 
 
-def _cell(words: str) -> str:
-    kind = ' class="number"' if words and words.strip("+-%").replace(".", "", 1).replace("e-", "").isdigit() else ""
+def _cell(words: str, aligned: bool) -> str:
+    number = aligned and words.strip("+-%").replace(".", "", 1).replace("e-", "", 1).isdigit()
+    kind = ' class="number"' if number else ""
     return f"<td{kind}>{escape(words)}</td>"

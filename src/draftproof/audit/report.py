@@ -84,10 +84,11 @@ class Report(NamedTuple):
             )
         lines.append("nine times out of ten these would have been seen (share of tokens; total variation):")
         lines += [f"  {p.share:9.2%} {p.total_variation:9.4f}  {p.says}" for p in self.power if p.share <= 1]
-        lines.append("tokens that added most:")
-        for spot, (before, token) in zip(self.worst, self.words, strict=True):
-            place = f"line {spot.line}, token {spot.position}"
-            lines.append(f"  {spot.gain:+7.2f} nats, {place}: {before} >> {token} (p = {spot.chance:.2g})")
+        if not self.exact:  # else the largest of many small numbers, which say nothing
+            lines.append("tokens that added most:")
+            for spot, (before, token) in zip(self.worst, self.words, strict=True):
+                place = f"line {spot.line}, token {spot.position}"
+                lines.append(f"  {spot.gain:+7.2f} nats, {place}: {before} >> {token} (p = {spot.chance:.2g})")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None
         notes.retokenised,
         math.exp(min(notes.surprise[0] / n, 700.0)),
         evidence.families,
-        tuple(evidence.curve),
+        evidence.path,
     )
 
 

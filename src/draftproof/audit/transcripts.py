@@ -178,7 +178,7 @@ def _sampling(settings: Any, line: int, target: Model) -> Sampling:
     if not isinstance(settings, dict):
         raise InputError(f'line {line}: sampling must be an object such as {{}} or {{"temperature": 0.7}}')
     given: dict[str, Any] = {
-        _ALSO_CALLED.get(n, n): v for n, v in settings.items() if n not in _WITHOUT_EFFECT and v is not None
+        str(_ALSO_CALLED.get(n, n)): v for n, v in settings.items() if n not in _WITHOUT_EFFECT and v is not None
     }
     for name in _OFF.keys() & given.keys():
         if given.pop(name) != _OFF[name]:
