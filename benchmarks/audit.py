@@ -37,6 +37,7 @@ from draftproof.models.ngram import NGram
 from draftproof.sampling import Sampling
 
 SMALL = 32  # tokens of the small target: few enough that pairs of them are counted
+LESSONS = 200  # steps of training for its head
 RESULTS = Path(__file__).parent / "results" / "audit.json"
 SETTINGS = {"T=1": Sampling(), "T=0.7, top-p 0.9": Sampling(temperature=0.7, top_p=0.9)}
 RULES: dict[str, Tree] = {
@@ -92,15 +93,17 @@ def small() -> HFModel:
 def taught(target: HFModel, prompts: Sequence[Any]) -> HeadModel:
     """A head for a small target, from a few seconds' training on what the target says."""
     from draftproof.distill import head
+    from draftproof.distill.data import Text
     from draftproof.distill.teacher import Library
     from draftproof.distill.train import Settings, Trainer
 
     torch.manual_seed(0)
-    said = [token for text in collect.engine(target, prompts, Sampling(), samples=12, seed=1) for token in text.output]
+    texts = collect.engine(target, prompts, Sampling(), samples=1 + LESSONS // 16, seed=1)
+    said = [token for text in texts for token in text.output]
     tokens = torch.tensor(said[: len(said) // 96 * 96]).reshape(-1, 96)
     student = head.student(target, torch.arange(target.vocabulary), 1, 3)
-    trainer = Trainer(Library(target, tokens, student.taps), student, tokens >= 0, Settings(steps=200, rows=16))
-    trainer.run(lambda progress: None)
+    library = Library(target, Text(tokens, tokens >= 0, torch.ones(len(tokens))), student.taps, student.tokens)
+    Trainer(library, student, Settings(steps=LESSONS, rows=16)).run(lambda progress: None)
     return HeadModel(target, student.network.eval())
 
 
