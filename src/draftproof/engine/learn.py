@@ -55,12 +55,14 @@ class Clock:
         self._levels: dict[int, deque[float]] = {}
         self._sizes: list[int] = []
         self._times: list[float] = []
+        self._first = self._slope = 0.0  # seconds: of starting to guess, and of each level
 
     def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
         rest = sum(spent for phase, spent in seconds.items() if phase != "draft")
         self._calls.setdefault(tokens, deque(maxlen=RECENT)).append(rest)
         if levels:
             self._levels.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"])
+            self._line()
         self._sizes = sorted(self._calls)
         first = median(self._calls[self._sizes[0]])
         middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
@@ -74,18 +76,18 @@ class Clock:
         return tokens in self._calls
 
     def draft(self, levels: int) -> float:
-        """The first level may take longer than the others: a line, if several numbers of levels were measured."""
         if not levels:
             return 0.0
-        if not self._levels:
-            return 0.05 * self._times[0] * levels
+        return self._first + self._slope * levels if self._levels else 0.05 * self._times[0] * levels
+
+    def _line(self) -> None:
+        """The first level may take longer than the others: a line, if several numbers of levels were measured."""
         made = {count: median(times) for count, times in self._levels.items()}
         few, many = min(made), max(made)
         each = min(time / count for count, time in made.items())
         slope = (made[many] - made[few]) / (many - few) if many > few else each
-        slope = min(max(slope, each / 2), each)  # two measurements make a line, but hardly a true one
-        first = max(median(time - slope * count for count, time in made.items()), 0.0)
-        return first + slope * levels
+        self._slope = min(max(slope, each / 2), each)  # two measurements make a line, but hardly a true one
+        self._first = max(median(time - self._slope * count for count, time in made.items()), 0.0)
 
     def call(self, tokens: int) -> float:
         sizes, times = self._sizes, self._times

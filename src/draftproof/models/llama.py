@@ -143,7 +143,8 @@ class Blocks(nn.ModuleList):
 
         keep      say also what each layer was given
         """
-        if self.laid_out is not None and native.fits(x):
+        if self.laid_out is not None and native.fits(x, native.MANY):
+            self._open(x, stores)
             made = native.run(self.laid_out, x, rotation, masks[first:], stores[first:], keep)
             if made is not None:
                 return made
@@ -152,6 +153,14 @@ class Blocks(nn.ModuleList):
             given.append(x)
             x = block(x, rotation, mask, store)
         return x, given
+
+    def _open(self, x: torch.Tensor, stores: Sequence[Any]) -> None:
+        """Layers of a cache make their buffers when they are first written to."""
+        shape: Any = self[0].shape
+        for store in stores:
+            if not getattr(store, "is_initialized", True):
+                one = x.new_empty((1, shape.shared, 1, shape.size))
+                store.lazy_initialization(one, one)
 
 
 def lay_out(network: nn.Module) -> None:

@@ -27,7 +27,7 @@ from draftproof.models.fetch import cache_folder
 
 # sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
 FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
-FEW = 32  # tokens
+FEW, MANY = 32, 512  # tokens of a text in one call, for a single function and for all layers
 LONGEST = 1 << 15  # slots that one token looks at
 GROUP = 32  # columns of weights that lie together
 
@@ -265,10 +265,10 @@ def guess(
     return (places, laws) if made == count else None
 
 
-def fits(x: torch.Tensor) -> bool:
+def fits(x: torch.Tensor, most: int = FEW) -> bool:
     """Whether `norm`, `gate` and `attend` take this tensor [B, T, ...]; on many tokens torch is as fast."""
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and not x.requires_grad
-    return plain and x.shape[1] <= FEW and x.is_contiguous() and compiled() is not None
+    return plain and x.shape[1] <= most and x.is_contiguous() and compiled() is not None
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
