@@ -58,3 +58,18 @@ def test_the_first_to_arrive_is_drawn() -> None:
     logits, heat, noise = torch.randn(50, 9), torch.tensor([[0.7]]), torch.rand(50, 9).log().neg()
     arrival = noise / (logits / heat).softmax(-1)
     assert torch.equal(data._race(logits, heat, noise), arrival.argmin(-1))
+
+
+def test_acceptance_is_the_overlap_on_average() -> None:
+    """Over tokens of the target's law, min(1, q / p) averages to sum min(p, q); logits may be large."""
+    torch.manual_seed(0)
+    scores, guess = torch.randn(1, 7) + 300, torch.randn(1, 5)
+    heat = torch.tensor([0.7])
+    total, known = loss.totals(scores, heat), scores[:, :5]
+    found = [
+        loss.shortfall(guess, known, total, heat, torch.tensor(1.0), torch.tensor([token])) for token in range(-1, 5)
+    ]
+    accepted = torch.cat([one[2] for one in found])
+    assert accepted[0] == 0
+    p = loss.law_of(known, total, heat)[0]
+    torch.testing.assert_close((p * accepted[1:]).sum(), found[0][1][0], rtol=1e-4, atol=0)

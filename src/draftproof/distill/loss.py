@@ -45,8 +45,8 @@ def shortfall(
     overlap = torch.minimum(p, logarithm.exp()).sum(-1)
     share = sharpness * (1 - LEAST)
     column = follows.clamp_min(0)[..., None]
-    ratio = torch.exp(logarithm.gather(-1, column) - scores.gather(-1, column).float() / temperature[..., None])[..., 0]
-    accepted = torch.where(follows < 0, 0.0, (ratio.detach() * total.exp()).clamp_max(1))
+    above = logarithm.detach().gather(-1, column) - scores.gather(-1, column).float() / temperature[..., None]
+    accepted = torch.where(follows < 0, 0.0, torch.exp((above[..., 0] + total).clamp_max(0)))
     return (1 - share) * divergence - share * overlap, overlap.detach(), accepted
 
 

@@ -170,14 +170,12 @@ class Trainer:
             overlaps.append((overlap * valid).sum())
             chances.append(chance)
         with torch.no_grad():
-            shares = np.array([FADING**k for k in range(len(values))])
-            reach = loss.visits(chances, drawn)
-            weights = [
-                (EVEN * share + (1 - EVEN) * visit) * drawn
-                for share, visit in zip((shares / shares.sum()).tolist(), reach, strict=True)
-            ]
-        total_loss = torch.stack([(value * weight).sum() for value, weight in zip(values, weights, strict=True)]).sum()
-        return total_loss / size, torch.stack(overlaps) / size
+            fading = np.array([FADING**k for k in range(len(values))])
+            even = (EVEN * fading / fading.sum()).tolist()
+            visits = loss.visits(chances, drawn)
+            weights = [share + (1 - EVEN) * visit for share, visit in zip(even, visits, strict=True)]
+        parts = [(value * weight).sum() for value, weight in zip(values, weights, strict=True)]
+        return torch.stack(parts).sum() / size, torch.stack(overlaps) / size
 
     def _rows(self) -> np.ndarray:
         """The batch's rows of text: a new order every time the text has been gone through."""
