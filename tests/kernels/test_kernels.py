@@ -231,7 +231,7 @@ def test_one_launch_or_several(control: Sampling) -> None:
     launch = importlib.import_module("draftproof.kernels.launch")
     target, draft = logits(3, 3, 700, torch.bfloat16, seed=7)
     controls = Controls.of([control] * 3, 3, 700, DEVICE)
-    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 256, 64, True)
+    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 2)
     space = launch.Workspace.of(3, 3, 700, torch.device(DEVICE), plan)
     rows = launch.Workspace.of(3, 2, 700, torch.device(DEVICE), plan)
     for step in range(2):  # counters are left at zero

@@ -1,6 +1,6 @@
-"""Verification from raw logits in one launch: (stop, next, sample) fused, token for token the same.
+"""Verification from raw logits in a few launches: (stop, next, sample) fused, token for token the same.
 
-`verify` and `sample` are the whole interface. Triton is imported only when a kernel is to run.
+`verify`, `sample` and `pick` are the whole interface. Triton is imported only when a kernel is to run.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from torch import Tensor
 
 from draftproof.errors import DraftproofError
 from draftproof.kernels import reference
-from draftproof.kernels.types import Controls, Emitted, Fault, Names, Rule, Summary, pack
+from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Summary, pack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 
 if TYPE_CHECKING:
     from draftproof.kernels.launch import Workspace
 
-__all__ = ["Controls", "Emitted", "Fault", "Names", "Rule", "Summary", "pack", "sample", "verify", "workspace"]
+__all__ = [
+    "Controls", "Emitted", "Fault", "Names", "Picked", "Rule", "Summary",
+    "pack", "pick", "sample", "summarise", "verify", "workspace",
+]  # fmt: skip
 
 BACKENDS = ("auto", "triton", "torch")
 
@@ -55,7 +58,7 @@ def verify(
 
     if draft is not None and drafted is None and target.shape[1] > 1:
         theirs = controls if draft_controls is None else draft_controls
-        _, drafted = launch.run(draft, 0, None, None, tokens, theirs, None, None, Lane.NEXT, 0, None, None)
+        drafted = summarise(draft, theirs, tokens)
     if target.shape[1] == 1:  # nothing is drafted
         draft, drafted, rules = None, None, None
     else:
@@ -94,6 +97,53 @@ def sample(
     )
     assert out is not None  # names were given
     return out.tokens[:, 0], kept
+
+
+def pick(
+    target: Tensor,  # [B, N, V] raw logits after each node of a tree
+    node: Tensor,  # [B] int64, the node at hand
+    draft: Tensor,  # [B, M, V] the drafter's raw logits
+    row: Tensor,  # [B] int64, the row of it that the guesses after the node were drawn from
+    tokens: Tensor,  # [B, K] int64, those guesses, drawn i.i.d.; -1 for none
+    controls: Controls,
+    names: Names,
+    *,
+    laws: Summary | None = None,  # of the target's rows; all of them are read once more without it
+    drafted: Summary | None = None,  # of the draft rows; likewise
+    draft_controls: Controls | None = None,
+    backend: str = "auto",
+) -> Picked:
+    """One step of verify/optimal_binned.py: which guess after a node is accepted, or the token instead.
+
+    For each sequence, with p = law(target[node]) and q = law(draft[row])::
+
+        child = sample(optimal_binned.stop(Draft(star, tokens, q, p)), uniform named (names, STOP))
+        token = tokens[child - 1] if child else sample(optimal_binned.next(draft, 0), uniform named (names, NEXT))
+
+    The plan between the two passes is made on the host, for which this waits.
+    """
+    theirs = controls if draft_controls is None else draft_controls
+    if controls.penalties is not None or theirs.penalties is not None:
+        raise DraftproofError(
+            "penalties depend on the path to a node: use draftproof.sampling.law and draftproof.verify"
+        )
+    if not _fused(target, backend):
+        return reference.pick(target, node, draft, row, tokens, controls, theirs, names)
+    from draftproof.kernels import binned
+
+    laws = summarise(target, controls) if laws is None else laws
+    drafted = summarise(draft, theirs) if drafted is None else drafted
+    return binned.pick(target, node, draft, row, tokens, controls, theirs, names, laws, drafted)
+
+
+def summarise(logits: Tensor, controls: Controls, tokens: Tensor | None = None) -> Summary:
+    """The laws of rows [B, N, V] by kernels; with the drafts [B, N - 1], of those rows alone that a draft leads to."""
+    from draftproof.kernels import launch
+
+    if tokens is None:
+        tokens = torch.zeros(len(logits), logits.shape[1], dtype=torch.int64, device=logits.device)
+    _, made = launch.run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)
+    return made
 
 
 def workspace(batch: int, nodes: int, vocabulary: int, device: str | torch.device) -> Workspace:

@@ -4,14 +4,16 @@
 The first pass left the largest score of every group of GROUP tokens, and the group's mass if many tokens may stay. They
 give a floor that the cutoff cannot be below: for top-k the k-th largest of the groups' scores, for top-p the highest
 score above which the groups surely hold enough mass. Only groups that reach the floor are read again, mostly a few
-dozen, and their tokens that reach it are listed. The cutoff is then found among them by bisection on the scores' bits,
+dozen, and their tokens that reach it are listed. The cutoff is then found among them by a search on the scores' bits,
 which are as ordered as the scores. Equal scores are kept or cut as the law does: all by top-k, the later ids by top-p.
 """
 
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import lane_shift, score, shift_of, slope
+from draftproof.kernels.device import LATE, lane_shift, next_may_begin, plain, score, shift_of, slope, wait
+
+WAYS: tl.constexpr = tl.constexpr(8)  # into which a search divides what is left
 
 
 @triton.jit
@@ -32,12 +34,6 @@ def unkey(k, SHIFT: tl.constexpr):
 def upper(low, high):
     """Halfway, rounded up, without overflow."""
     return (low | high) - ((low ^ high) >> 1)
-
-
-@triton.jit
-def lower(low, high):
-    """Halfway, rounded down, without overflow."""
-    return (low & high) + ((low ^ high) >> 1)
 
 
 @triton.jit
@@ -122,35 +118,71 @@ def gather(
 
 @triton.jit
 def above(
-    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, level, most,
+    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, levels,
     SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Candidates above `level`: their number and mass; candidates at `level` with an id up to `most`: their number.
-
-    The first tile is at hand and mostly the only one.
-    """
-    number = tl.sum((keys > level).to(tl.int32), 0)
-    mass = tl.sum(tl.where(keys > level, weights, 0.0).to(tl.float64), 0)
-    tied = tl.sum(((keys == level) & (ids <= most)).to(tl.int32), 0)
+    """Candidates above each of a few levels: their number and mass. The first tile is at hand, mostly the only one."""
+    higher = keys[:, None] > levels[None, :]
+    number = tl.sum(higher.to(tl.int32), 0)
+    mass = tl.sum(tl.where(higher, weights[:, None], 0.0).to(tl.float64), 0)
     for tile in range(1, tl.cdiv(count, TILE)):
-        i, k, w = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
-        number += tl.sum((k > level).to(tl.int32), 0)
-        mass += tl.sum(tl.where(k > level, w, 0.0).to(tl.float64), 0)
-        tied += tl.sum(((k == level) & (i <= most)).to(tl.int32), 0)
-    return number, mass, tied
+        _, k, w = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
+        higher = k[:, None] > levels[None, :]
+        number += tl.sum(higher.to(tl.int32), 0)
+        mass += tl.sum(tl.where(higher, w[:, None], 0.0).to(tl.float64), 0)
+    return number, mass
 
 
 @triton.jit
+def nth(
+    rows, lists, row, b, n, shift, rate, listed, count, level, spare,
+    SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Of the candidates at `level`, whose ids ascend, the id of the one that follows the first `spare`."""
+    found = spare * 0 + LATE
+    seen = spare * 0
+    for tile in range(tl.cdiv(count, TILE)):
+        ids, k, _ = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
+        order = seen + tl.cumsum((k == level).to(tl.int32), 0)
+        found = tl.minimum(found, tl.min(tl.where((k == level) & (order > spare), ids, LATE), 0))
+        seen = tl.max(order, 0)
+    return found
+
+
+@triton.jit(do_not_specialize=["N", "S"])
 def cut(
-    rows, law, stats, lists, limits, b, n, N, S,
-    GROUP: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, TILE: tl.constexpr, SWEEP: tl.constexpr,
+    rows, law, stats, lists, limits, N, S,
+    GROUP: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, FEW: tl.constexpr, SWEEP: tl.constexpr,
+    SHIFT: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The law of a measured row."""
+    next_may_begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    b = row // N
+    n = (row % N).to(tl.int32)
+    used = n == 0
+    if n > 0:
+        used = tl.load(rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n - 1) >= 0
+    k = tl.load(limits[0] + b)
+    k = tl.where(k >= rows.size, 0, k)
+    share = tl.load(limits[1] + b)
+    least = tl.load(limits[2] + b)
+    wait(EARLY)
+    tl.store(lists.count + row, -1)
+    if used:
+        cut_row(rows, law, stats, lists, row, b, n, k, share, least, S, GROUP, SP, GP, FEW, SWEEP, SHIFT, GREEDY)
+
+
+@triton.jit
+def cut_row(
+    rows, law, stats, lists, row, b, n, k, share, least, S,
+    GROUP: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, FEW: tl.constexpr, SWEEP: tl.constexpr,
     SHIFT: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """The law of row n of sequence b, once all of it is measured."""
-    row = b * N + n
+    """Shift, scale, cutoff and first id of row n."""
     c = tl.arange(0, SP)
-    peaks = tl.load(stats.peak + row * S + c, mask=c < S, other=float("-inf"), volatile=True)
-    norms = tl.load(stats.norm + row * S + c, mask=c < S, other=0.0, volatile=True)
+    peaks = tl.load(stats.peak + row * S + c, mask=c < S, other=float("-inf"))
+    norms = tl.load(stats.norm + row * S + c, mask=c < S, other=0.0)
     peak = tl.max(peaks, 0)
     rate, greedy = slope(rows, b)
     shift = shift_of(peak, rate)
@@ -158,17 +190,12 @@ def cut(
     cutoff = tl.full((), float("-inf"), tl.float32)
     first = tl.zeros((), tl.int32)
     if GREEDY:
-        firsts = tl.load(stats.first + row * S + c, mask=c < S, other=2147483647, volatile=True)
-        first = tl.where(greedy, tl.min(tl.where(peaks == peak, firsts, 2147483647), 0), 0)
-    k = tl.load(limits[0] + b)
-    k = tl.where(k >= rows.size, 0, k)
-    share = tl.load(limits[1] + b)
-    least = tl.load(limits[2] + b)
+        firsts = tl.load(stats.first + row * S + c, mask=c < S, other=LATE)
+        first = tl.where(greedy, tl.min(tl.where(peaks == peak, firsts, LATE), 0), 0)
     sound = (norm > 0) & (norm < float("inf"))
-    tl.store(lists.count + row, -1)
     if sound & (greedy == 0) & ((k > 0) | (share < 1) | (least > 0)):
         cutoff, first, norm = bisect(
-            rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least, GROUP, GP, TILE, SWEEP, SHIFT
+            rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least, GROUP, GP, FEW, SWEEP, SHIFT
         )
     at = b * law.stride + n
     tl.store(law.shift + at, shift)
@@ -186,7 +213,7 @@ def bisect(
     """Cutoff, first id and normaliser of one row under top-k, then top-p, then min-p."""
     g = tl.arange(0, GP)
     there = g < lists.limit
-    best = tl.load(stats.group + row * lists.limit + g, mask=there, other=float("-inf"), volatile=True)
+    best = tl.load(stats.group + row * lists.limit + g, mask=there, other=float("-inf"))
     groups = key(best, SHIFT)
     top = key(peak, SHIFT)
     lowest = key(tl.full((), float("-inf"), tl.float32), SHIFT)
@@ -199,43 +226,48 @@ def bisect(
         floor = key(peak + drop / rate, SHIFT)
         if stats.share is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
             if share < 1:
-                shares = tl.load(stats.share + row * lists.limit + g, mask=there, other=0.0, volatile=True)
+                shares = tl.load(stats.share + row * lists.limit + g, mask=there, other=0.0)
                 shares *= tl.exp2(lane_shift(best, rate) - shift)
                 weights = tl.exp2(tl.fma(best, rate, -shift))
                 floor = surely(groups, weights, shares, share * norm, shift, rate, floor, top, GROUP, SHIFT)
     listed, count = gather(rows, lists, groups, row, b, n, floor, SHIFT, SWEEP, GROUP, GP)
     ids, keys, weights = candidates(rows, lists, row, b, n, shift, rate, listed, count, 0, SHIFT, TILE, GROUP)
     cutoff, first, spare = floor, floor * 0, floor * 0
-    # Four searches of one form, for the lowest value that fits: the k-th largest score; the score with less than
-    # `share` of the mass above it; the id of the first of its equals that stays; the score that min-p lets stay.
-    for search in range(4):
-        ties = search == 2
-        low = tl.where(ties, 0, cutoff)
-        high = tl.where(ties, rows.size - 1, top)
-        wanted = ((search == 0) & (k > 0)) | ((search == 1) & (share < 1)) | (ties & (spare > 0))
-        wanted = wanted | ((search == 3) & (least > 0))
-        while wanted:
-            mid = lower(low, high)
-            number, mass, tied = above(
-                rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights,
-                tl.where(ties, cutoff, mid), tl.where(ties, mid, rows.size), SHIFT, TILE, GROUP,
+    # Three searches of one form, for the lowest value that fits: the k-th largest score; the score with less than
+    # `share` of the mass above it; the score that min-p lets stay. Every look narrows the range to an eighth.
+    part = tl.arange(0, WAYS)
+    for search in range(3):
+        if ((search == 0) & (k > 0)) | ((search == 1) & (share < 1)) | ((search == 2) & (least > 0)):
+            low = cutoff.to(tl.int64)
+            high = top.to(tl.int64)
+            while low < high:
+                step = (high - low + WAYS - 1) // WAYS
+                levels = tl.minimum(low + (part + 1) * step - 1, high)
+                number, mass = above(
+                    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, levels.to(tl.int32),
+                    SHIFT, TILE, GROUP,
+                )  # fmt: skip
+                light = tl.exp2((unkey(levels.to(tl.int32), SHIFT) - peak) * rate) < least
+                short = ((search == 0) & (number >= k)) | ((search == 1) & (mass >= share * norm))
+                short = short | ((search == 2) & light)
+                low = tl.minimum(low + tl.sum(short.to(tl.int32), 0) * step, high)
+                high = tl.minimum(low + step - 1, high)
+            level = low.to(tl.int32)
+            number, mass = above(
+                rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, level - (part == 1),
+                SHIFT, TILE, GROUP,
             )  # fmt: skip
-            each = tl.exp2(tl.fma(unkey(mid, SHIFT), rate, -shift)).to(tl.float64)
-            if low < high:
-                fits = (
-                    ((search == 0) & (number < k)) | ((search == 1) & (mass < share * norm)) | (ties & (tied > spare))
-                )
-                fits = fits | ((search == 3) & (tl.exp2((unkey(mid, SHIFT) - peak) * rate) >= least))
-                high = tl.where(fits, mid, high)
-                low = tl.where(fits, low, mid + 1)
-            else:
-                wanted = low > high
-                if search == 1:  # of equal scores as many are cut as fit into the mass to cut
-                    rest = tl.floor(((1.0 - share) * norm - (norm - mass - tied * each)) / tl.maximum(each, 1e-300))
-                    rest = tl.minimum(tl.maximum(rest, 0.0), tl.maximum(tied - 1, 0).to(tl.float64))
-                    spare = rest.to(tl.int32)
-                first = tl.where(ties, low, tl.where((search == 3) & (low > cutoff), 0, first))
-                changed = (search < 2) | ((search == 3) & ((low > cutoff) | ((share == 1) & (k == 0))))
-                norm = tl.where(changed, mass + (tied - tl.where(search == 1, spare, 0)) * each, norm)
-                cutoff = tl.where(changed, low, cutoff)
+            over = tl.sum(tl.where(part == 0, mass, 0.0), 0)
+            tied = tl.sum(tl.where(part == 1, number, tl.where(part == 0, -number, 0)), 0)
+            each = tl.exp2(tl.fma(unkey(level, SHIFT), rate, -shift)).to(tl.float64)
+            if search == 1:  # of equal scores as many are cut as fit into the mass to cut
+                rest = tl.floor(((1.0 - share) * norm - (norm - over - tied * each)) / tl.maximum(each, 1e-300))
+                rest = tl.minimum(tl.maximum(rest, 0.0), tl.maximum(tied - 1, 0).to(tl.float64))
+                spare = rest.to(tl.int32)
+            changed = (search < 2) | (level > cutoff) | ((share == 1) & (k == 0))
+            spare = tl.where((search == 2) & (level > cutoff), 0, spare)
+            norm = tl.where(changed, over + (tied - spare) * each, norm)
+            cutoff = tl.where(changed, level, cutoff)
+    if spare > 0:
+        first = nth(rows, lists, row, b, n, shift, rate, listed, count, cutoff, spare, SHIFT, TILE, GROUP)
     return unkey(cutoff, SHIFT), first, norm

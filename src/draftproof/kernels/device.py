@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LATE: tl.constexpr = tl.constexpr(2147483647)  # no token has this id
 
 
 class Rows(NamedTuple):
@@ -59,7 +62,7 @@ class Lists(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the programs of a sequence tell one another, and its noise."""
+    """The rules and noise of sequences, and what is found out about them."""
 
     rule: Any  # [B], None where nothing is drafted
     seed: Any
@@ -67,17 +70,12 @@ class State(NamedTuple):
     step: Any
     lane: Any  # of the emitted token's uniform
     index: Any  # dull
-    # [B, 8], in one line of the cache: the last accepted node, -1 while block verification needs the excess of several;
-    # first and last node whose excess is wanted; number of drafts; fault; rule
+    # [B, 8]: the last accepted node, -1 while block verification needs the excess of several; the first and the last
+    # node whose excess is wanted; number of drafts; fault; rule. None where nothing is to be emitted
     facts: Any
-    weight: Any  # [B, N] factor of p in the excess
+    weight: Any  # [B, N] w, the factor of p in the excess
     chance: Any  # [B, N] p of the draft after each node
-    excess: Any  # [B * N, E] sum over a unit of tokens of (weight p - q)+
-    ticket: Any  # [1] programs that have begun; this and the next four are always left at zero
-    measured: Any  # [B * N] programs that have measured their part of the row
-    arrived: Any  # [B] programs, or rows, that are done with the first pass
-    decided: Any  # [B] 1 once the sequence is decided, 2 if the excess of some nodes is wanted for its token
-    summed: Any  # [B] programs that are done with the second pass
+    sums: Any  # [B * N, E] excess of each chunk of tokens
 
 
 def dull(number: int) -> int:
@@ -89,6 +87,20 @@ def dull(number: int) -> int:
 def plain(number):
     """What `dull` was given."""
     return (number - 3) // 2
+
+
+@triton.jit
+def next_may_begin(EARLY: tl.constexpr):
+    """The next kernel may be loaded while this one runs; `wait` there makes it wait for this one's results."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait(EARLY: tl.constexpr):
+    """Until the kernel before this one has ended."""
+    if EARLY:
+        gdc_wait()
 
 
 @triton.jit
@@ -145,23 +157,24 @@ def lane_shift(peak, rate):
 
 
 @triton.jit
-def recall(rows, law, b, n):
-    """Six numbers that make scores of row n probabilities: shift, scale, cutoff, first id, slope and whether greedy."""
+def recall(rows, law, b, n, there):
+    """Numbers that make scores of rows n probabilities: shift, scale, cutoff, first id, slope and whether greedy."""
     at = b * law.stride + n
-    shift = tl.load(law.shift + at)
-    scale = tl.load(law.scale + at)
+    shift = tl.load(law.shift + at, mask=there, other=0.0)
+    scale = tl.load(law.scale + at, mask=there, other=0.0)
     cutoff, first = shift, n * 0
     if law.cutoff is not None:
-        cutoff = tl.load(law.cutoff + at)
+        cutoff = tl.load(law.cutoff + at, mask=there, other=0.0)
     if law.first is not None:
-        first = tl.load(law.first + at)
+        first = tl.load(law.first + at, mask=there, other=0)
     rate, greedy = slope(rows, b)
     return shift, scale, cutoff, first, rate, greedy
 
 
 @triton.jit
-def weigh(law, s, ids, shift, scale, cutoff, first, rate, greedy):
-    """The probability of tokens `ids` with scores s; minus infinity weighs nothing."""
+def weigh(law, s, ids, numbers):
+    """The probability of tokens `ids` with scores s by the numbers of `recall`; minus infinity weighs nothing."""
+    shift, scale, cutoff, first, rate, greedy = numbers
     p = tl.exp2(tl.fma(s, rate, -shift)) * scale
     if law.cutoff is not None:
         p = tl.where((s > cutoff) | ((s == cutoff) & (ids >= first)), p, 0.0)

@@ -1,4 +1,4 @@
-"""The launch of a step: sizes follow from the shape, scratch memory from a workspace that many calls share."""
+"""The launches of a step: sizes follow from the shape, scratch memory from a workspace that many calls share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import torch
 import triton
 from torch import Tensor
 
+from draftproof.kernels.cut import cut
+from draftproof.kernels.decide import decide
 from draftproof.kernels.device import Law, Lists, Rows, State, Stats, dull
-from draftproof.kernels.step import step
+from draftproof.kernels.emit import emit
+from draftproof.kernels.excess import excess
+from draftproof.kernels.measure import measure
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
 GROUP = 64  # tokens whose largest score is kept together
+TILE = 2048  # tokens whose excess is summed at a time, ...
+CHUNK = 256  # ... in chunks whose sums are kept
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
 
@@ -25,21 +31,26 @@ class Plan(NamedTuple):
 
     span: int  # tokens that a program measures, ...
     tile: int  # ... so many at a time
-    unit: int  # tokens that a program sums, ...
-    half: int  # ... so many at a time, of p and of q
-    split: bool  # whether the work is enough for several launches
+    parts: int  # programs of a sequence that sum its excess
 
     @staticmethod
-    def of(rows: int, size: int) -> Plan:
-        """Programs grow with the root of the work: fewer have to begin, and there are still enough for an even end."""
-        span = 2 ** round(math.log2(2.3 * math.sqrt(rows * size) + 1))
-        span = min(max(span, 1024), 32768, max(GROUP, triton.next_power_of_2(size)))
-        unit = min(max(span // 2, 2048), 8192, max(GROUP, triton.next_power_of_2(size)))
-        return Plan(span, min(span, 4096), unit, min(unit, 2048), rows * size >= 1 << 23)
+    def of(batch: int, nodes: int, size: int) -> Plan:
+        """Programs grow with the root of the work: fewer have to begin, and there are still enough for an even end.
+
+        Spans are longer than parts, because `decide` goes through all spans of a sequence by itself.
+        """
+        root = math.sqrt(batch * nodes * size)
+        span = min(_power(9 * root, 1024, 16384), max(GROUP, triton.next_power_of_2(size)))
+        return Plan(span, min(span, 4096), triton.cdiv(size, _power(1.15 * root, TILE, 16384)))
+
+
+def _power(number: float, least: int, most: int) -> int:
+    """The power of two nearest to a number, within bounds."""
+    return int(min(max(2 ** round(math.log2(number + 1)), least), most))
 
 
 class Workspace(NamedTuple):
-    """Scratch memory for a shape. Its counters are zero between calls, so one workspace serves calls in one stream."""
+    """Scratch memory for a shape; one serves many calls in one stream."""
 
     plan: Plan
     stats: Stats
@@ -50,25 +61,19 @@ class Workspace(NamedTuple):
     @staticmethod
     def of(batch: int, nodes: int, size: int, device: torch.device, plan: Plan | None = None) -> Workspace:
         """Scratch for logits [batch, nodes, size]."""
-        plan = Plan.of(batch * nodes, size) if plan is None else plan
-        rows = batch * nodes
-        spans, units = triton.cdiv(size, plan.span), triton.cdiv(size, plan.unit)
+        plan = Plan.of(batch, nodes, size) if plan is None else plan
+        rows, spans = batch * nodes, triton.cdiv(size, plan.span)
         limit = triton.cdiv(size, plan.tile) * plan.tile // GROUP
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        word, wide = torch.int32, torch.float64
-        parts = (rows, spans)
+        word, parts = torch.int32, (rows, spans)
         stats = Stats(room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit))
-        weight, chance = torch.zeros(2, rows, dtype=wide, device=device)  # read also where no rule has written
-        ticket, measured, arrived, decided, summed = (
-            torch.zeros(count, dtype=word, device=device) for count in (1, rows, batch, batch, batch)
-        )
+        sums = room(rows, chunks(size))
         state = State(
-            None, None, None, None, 0, 0, room(batch, 8, dtype=word), weight, chance, room(rows, units),
-            ticket, measured, arrived, decided, summed,
-        )  # fmt: skip
+            None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows), sums
+        )
         listed = min(ROOM, size)
         lists = Lists(
             room(rows, limit, dtype=word), limit,
@@ -92,54 +97,59 @@ def run(
     workspace: Workspace | None,
     draft_controls: Controls | None = None,
 ) -> tuple[Emitted | None, Summary]:
-    """The kernel over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
+    """The kernels over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
     batch, nodes, size = target.shape
     space = workspace if workspace is not None else Workspace.of(batch, nodes, size, target.device)
     summary = summary if summary is not None else space.summary
-    plan = space.plan
-    theirs = controls if draft_controls is None else draft_controls
+    plan, stats, lists = space.plan, space.stats, space.lists
     tokens = tokens.contiguous()  # the kernel takes the row length for the stride; a drafter passes a slice
-    stats, lists = space.stats, space.lists
     if controls.truncates < 2:
         stats = stats._replace(share=None)
     if not controls.truncates:
         stats, lists = stats._replace(group=None), lists._replace(count=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
     out = None
-    if names is not None:
+    if names is None:
+        state = state._replace(facts=None)
+    else:
         state = state._replace(seed=names.seed, request=names.request, step=names.step)
         out = _room(batch, nodes, target.device)
-    spans, units = triton.cdiv(size, plan.span), triton.cdiv(size, plan.unit)
-    summed = names is not None and rule is not None and draft is not None and (controls.whole or controls.truncates > 1)
-    edited = controls.bias is not None or controls.penalties is not None
-    many = controls.truncates > 1
+    rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
+    spans, wide = triton.cdiv(size, plan.span), triton.next_power_of_2
+    greedy, early = controls.greedy, target.is_cuda and torch.cuda.get_device_capability(target.device) >= (9, 0)
     with on(target.device):
-        for measures, decides, emits in _launches(plan.split, bool(controls.truncates), out is not None):
-            first = nodes * spans if measures else nodes if decides else 0
-            then = units if emits and summed else int(emits and not decides)
-            step[(batch * (first + then),)](
-                _rows(target, node, tokens, controls), _law(summary, controls),
-                _rows(draft, node, tokens, theirs), _law(draft_law, theirs), stats, lists, state,
-                (controls.top_k, controls.top_p, controls.min_p), out if out is not None else (None,) * 4,
-                batch, nodes, spans, units, first, then, lists.limit,
-                SPAN=plan.span, TILE=plan.tile, UNIT=plan.unit, HALF=plan.half, GROUP=GROUP,
-                LANE=GROUP if controls.truncates else min(8, plan.tile),
-                NP=triton.next_power_of_2(nodes), SP=triton.next_power_of_2(spans),
-                EP=triton.next_power_of_2(max(spans, units)), GP=triton.next_power_of_2(lists.limit),
-                FEW=1024 if many else 512, SWEEP=2048, BLOCK=min(512 if controls.truncates == 1 else 1024, plan.unit),
-                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=controls.greedy, SUMMED=summed,
-                MEASURES=measures, DECIDES=decides, EMITS=emits, num_warps=4,
+        measure[(batch * nodes * spans,)](
+            rows, stats, nodes, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
+            LANE=GROUP if controls.truncates else min(8, plan.tile), GREEDY=greedy, EARLY=early, num_warps=4,
+        )  # fmt: skip
+        if controls.truncates:
+            edited = controls.bias is not None or controls.penalties is not None
+            many = controls.truncates > 1
+            cut[(batch * nodes,)](
+                rows, law, stats, lists, (controls.top_k, controls.top_p, controls.min_p), nodes, spans, GROUP=GROUP,
+                SP=wide(spans), GP=wide(lists.limit), FEW=512 if many else 256, SWEEP=2048,
+                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=greedy, EARLY=early,
+                num_warps=4, launch_pdl=early,
+            )  # fmt: skip
+        theirs = controls if draft_controls is None else draft_controls
+        laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
+        if out is not None or not controls.truncates:
+            decide[(batch,)](
+                *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), GREEDY=greedy, EARLY=early,
+                num_warps=1, launch_pdl=early,
+            )  # fmt: skip
+        if out is not None:
+            kept = state.sums.shape[1]
+            parts = plan.parts if controls.whole or controls.truncates > 1 else nodes  # else every row has a list
+            excess[(batch * parts,)](
+                *laws, lists, state, batch, nodes, parts, kept, TILE=TILE, CHUNK=CHUNK, EARLY=early,
+                num_warps=4, launch_pdl=early,
+            )  # fmt: skip
+            emit[(batch,)](
+                *laws, lists, state, out, nodes, kept, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept), EARLY=early,
+                num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out, summary
-
-
-def _launches(split: bool, truncated: bool, emits: bool) -> list[tuple[bool, bool, bool]]:
-    """What each launch does: measure, decide, emit. To cut rows takes registers that would slow the reading down."""
-    if not split:
-        return [(True, True, emits)]
-    if truncated:
-        return [(True, False, False), (False, True, emits)]
-    return [(True, True, False), (False, False, True)] if emits else [(True, True, False)]
 
 
 def _room(batch: int, nodes: int, device: torch.device) -> Emitted:
@@ -151,7 +161,13 @@ def _room(batch: int, nodes: int, device: torch.device) -> Emitted:
     )
 
 
-def _rows(logits: Tensor | None, node: int, tokens: Tensor, controls: Controls) -> Rows:
+def chunks(size: int) -> int:
+    """How many sums a row of so many tokens has."""
+    return int(triton.cdiv(size, TILE)) * TILE // CHUNK
+
+
+def rows_of(logits: Tensor | None, node: int, tokens: Tensor, controls: Controls) -> Rows:
+    """Rows of logits and what edits them, for a kernel."""
     allowed = controls.allowed
     nodes, words = (0, 0) if allowed is None else (allowed.shape[1], allowed.shape[2])
     stride_b, stride_n, size = (0, 0, 0) if logits is None else (logits.stride(0), logits.stride(1), logits.shape[-1])
@@ -161,7 +177,8 @@ def _rows(logits: Tensor | None, node: int, tokens: Tensor, controls: Controls) 
     )  # fmt: skip
 
 
-def _law(summary: Summary | None, controls: Controls) -> Law:
+def law_of(summary: Summary | None, controls: Controls) -> Law:
+    """Summaries of rows, for a kernel."""
     if summary is None:
         return Law(None, None, None, None, 0)
     cutoff = summary.cutoff if controls.truncates else None

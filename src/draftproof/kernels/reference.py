@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draftproof import controls as apply
 from draftproof.draft import Draft, Tree
-from draftproof.kernels.types import Controls, Emitted, Names, Rule, unpack
+from draftproof.kernels.types import Controls, Emitted, Names, Picked, Rule, unpack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
@@ -91,6 +91,44 @@ def verify(
         stop = torch.where(rule == member, found, stop)
         token = torch.where(rule == member, draw(verifier.next(chain, found), u[1]), token)
     return assemble(chain.p, tokens, stop, token)
+
+
+def pick(
+    target: Tensor,
+    node: Tensor,
+    draft: Tensor,
+    row: Tensor,
+    tokens: Tensor,
+    controls: Controls,
+    draft_controls: Controls,
+    names: Names,
+) -> Picked:
+    """The accepted guess after one node, or the token instead, by optimal_binned on a star."""
+    star = spread(target, node, draft, row, tokens, controls, draft_controls)
+    verifier = VERIFIERS["optimal_binned"]
+    child, token = (
+        draw(law, uniforms(*names, lane, 1)[:, 0])
+        for law, lane in ((verifier.stop(star), Lane.STOP), (verifier.next(star, node * 0), Lane.NEXT))
+    )
+    return Picked(child, torch.where(child > 0, star.tokens.gather(1, child[:, None])[:, 0], token))
+
+
+def spread(
+    target: Tensor,
+    node: Tensor,
+    draft: Tensor,
+    row: Tensor,
+    tokens: Tensor,
+    controls: Controls,
+    draft_controls: Controls,
+) -> Draft:
+    """The guesses after one node as a star with its laws; what follows a guess is left empty."""
+    b = torch.arange(len(tokens), device=tokens.device)
+    p = law(target, controls, tokens[:, :0])[b, node]
+    q = law(draft, draft_controls, tokens[:, :0])[b, row] * (tokens >= 0).any(1, keepdim=True)
+    rest = p.new_zeros(len(tokens), tokens.shape[1], p.shape[-1])
+    rows = [torch.cat([one[:, None], rest], dim=1) for one in (q, p)]
+    return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), *rows)
 
 
 def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor) -> Emitted:

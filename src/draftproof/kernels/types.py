@@ -69,6 +69,13 @@ class Emitted(NamedTuple):
     fault: Tensor  # [B] int32: Fault flags
 
 
+class Picked(NamedTuple):
+    """The outcome at one node of each sequence."""
+
+    child: Tensor  # [B] int64: 0 if no guess was accepted, else k + 1 for guess k, of equal ones the first
+    token: Tensor  # [B] int64: that guess, or the token instead
+
+
 class Controls(NamedTuple):
     """Sampling controls of a batch. The host knows the three flags: what no row uses, no kernel computes."""
 

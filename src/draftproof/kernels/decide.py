@@ -1,0 +1,130 @@
+# mypy: ignore-errors
+"""How far a sequence's draft goes, from a few numbers of each row.
+
+Token and one-hot rules are settled so. Block verification takes node i with h = Z / (Z + 1 - w), where Z is a sum over
+the vocabulary; but h never exceeds w, the last node's h is w itself, and w = 1 ends the scan, so that the weights w
+alone leave one node or a few: those between `low` and `high`.
+"""
+
+import triton
+import triton.language as tl
+
+from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, shift_of, slope, uniform, wait, weigh
+
+
+@triton.jit(do_not_specialize=["N", "S"])
+def decide(
+    rows, law, draft, draft_law, stats, state, N, S,
+    NP: tl.constexpr, SP: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One sequence. What does not need the rows' laws is read while the kernel before may still run."""
+    next_may_begin(EARLY)
+    b = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, NP)
+    rule = tl.zeros((), tl.int32)
+    v = tl.zeros((), tl.float64)
+    if state.rule is not None:
+        rule = tl.load(state.rule + b)
+        v = uniform(state, b, 1, 0)
+    x, s, q, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP)
+    wait(EARLY)
+    if law.cutoff is None:
+        numbers = combine(rows, law, stats, b, N, S, used, NP, SP, GREEDY)
+    else:
+        numbers = recall(rows, law, b, n, n < N)
+    if state.facts is not None:
+        stop, low, high = length * 0, length * 0, length * 0
+        if state.rule is not None:
+            p = tl.where(n < length, weigh(law, s, x, numbers), 0.0)
+            drawn = (n < length) & (q > 0)
+            ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
+            stop, low, high, weights = walk(n, v, ratio, length, N, rule)
+            tl.store(state.chance + b * N + n, p, mask=n < N)
+            tl.store(state.weight + b * N + n, weights, mask=n < N)
+        lost = tl.sum(((n <= length) & ~(numbers[1] > 0)).to(tl.int32)) > 0
+        facts = state.facts + 8 * b
+        tl.store(facts, tl.where(lost, 0, stop))
+        tl.store(facts + 1, low)
+        tl.store(facts + 2, tl.where(lost | numbers[5], low - 1, high))  # nothing to sum, nothing to draw
+        tl.store(facts + 3, length)
+        tl.store(facts + 4, fault + tl.where(lost, 1, 0))
+        tl.store(facts + 5, rule)
+
+
+@triton.jit
+def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr):
+    """Of each node: its draft's id, score and q, and whether its row was measured; number of drafts, and faults."""
+    n = tl.arange(0, NP)
+    start = rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n
+    x = tl.load(start, mask=n < N - 1, other=-1)
+    used = (n == 0) | (tl.load(start - 1, mask=(n > 0) & (n < N), other=-1) >= 0)
+    length = tl.min(tl.where((x >= 0) & (x < rows.size), NP, n))
+    fault = tl.where(tl.sum(((x >= rows.size) & (n == length)).to(tl.int32)) > 0, 2, 0)
+    x = tl.where(n < length, x, 0)
+    s = score(rows, b, n, x, n < length)
+    q = tl.full((NP,), 1.0, tl.float32)
+    if draft.logits is not None:
+        t = score(draft, b, n, x, n < length)
+        numbers = recall(draft, draft_law, b, n, n < length)
+        broken = tl.min(tl.where((n < length) & (rule != 2) & ~(numbers[1] > 0), n, length))
+        fault += tl.where(broken < length, 4, 0)
+        length = broken
+        q = tl.where(rule == 2, q, weigh(draft_law, t, x, numbers))
+    fault += tl.where(tl.sum(((n < length) & (q == 0)).to(tl.int32)) > 0, 8, 0)
+    return x, s, q, length, fault, used
+
+
+@triton.jit
+def combine(rows, law, stats, b, N, S, used, NP: tl.constexpr, SP: tl.constexpr, GREEDY: tl.constexpr):
+    """The laws of a sequence's rows from those of their spans, where nothing is truncated."""
+    n = tl.arange(0, NP)
+    c = tl.arange(0, SP)
+    at = (b * N + n[:, None]) * S + c[None, :]
+    there = used[:, None] & (c < S)[None, :]
+    peaks = tl.load(stats.peak + at, mask=there, other=float("-inf"))
+    norms = tl.load(stats.norm + at, mask=there, other=0.0)
+    best = tl.max(peaks, 1)
+    rate, greedy = slope(rows, b)
+    shift = shift_of(best, rate)
+    norm = tl.sum((norms * tl.exp2(shift_of(peaks, rate) - shift[:, None])).to(tl.float64), 1)
+    scale = tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32)
+    first = tl.zeros((NP,), tl.int32)
+    if GREEDY:
+        firsts = tl.load(stats.first + at, mask=there, other=LATE)
+        first = tl.where(greedy, tl.min(tl.where(peaks == best[:, None], firsts, LATE), 1), 0)
+    out = b * law.stride + n
+    tl.store(law.shift + out, shift, mask=n < N)
+    tl.store(law.scale + out, scale, mask=n < N)
+    if law.first is not None:
+        tl.store(law.first + out, first, mask=n < N)
+    return shift, scale, shift, first, rate, greedy
+
+
+@triton.jit
+def walk(n, u, ratio, length, N, rule):
+    """Along the chain: token acceptances, and block verification's weights w_i = min(1, w_{i-1} ratio_i).
+
+    The last accepted node, -1 while it is open; the lowest and the highest that it can be; the weights [NP].
+    """
+    reach = tl.full((), 1.0, tl.float64)
+    w = tl.full((), 1.0, tl.float64)
+    below = tl.full((), 1.0, tl.float64)  # product of 1 - w_j over the nodes after the last one with w = 1
+    stop = length * 0
+    sure = length * 0
+    weights = tl.where(n == 0, 1.0, 0.0).to(tl.float64)
+    for i in range(N - 1):
+        r = tl.sum(tl.where(n == i, ratio, 0.0))
+        reach *= tl.minimum(r, 1.0)
+        inside = i < length
+        stop += (inside & (1.0 - reach <= u)).to(tl.int32)
+        w = tl.minimum(w * r, 1.0)
+        weights = tl.where((n == i + 1) & inside, w, weights)
+        certain = inside & (w == 1.0)
+        sure = tl.where(certain, i + 1, sure)
+        below = tl.where(certain, 1.0, tl.where(inside, below * (1.0 - w), below))
+    block = rule == 1
+    end = 1.0 - tl.sum(tl.where(n == length, weights, 0.0))
+    unclear = block & (u < end) & (u >= below)
+    found = tl.where(block, tl.where(u >= end, length, sure), stop)
+    stop = tl.where(unclear, -1, found)
+    return stop, found, tl.where(unclear, length - 1, found), tl.where(block, weights, 1.0)
