@@ -118,64 +118,82 @@ def rounded(target: HFModel, bits: int) -> HFModel:
     return HFModel(network, target.tokenizer, f"{target.name}, rounded to {bits} bits")
 
 
-def drafters(target: HFModel, prompts: Sequence[Any], lean: bool) -> dict[str, Any]:
-    """Name -> drafter. A small target gets a copy of itself with rounded weights, and a head of its own."""
-    ngram = NGram(target.vocabulary)
-    if target.name == "small":
-        model, head = rounded(target, 4), taught(target, prompts)
-    else:
-        model, head = load("tiny", device=target.network.device.type, lean=lean), find_head("head", target)
-    cache, mixed = Recall(target.vocabulary), Mixed([ngram, head])
-    return {"model": model, "ngram": ngram, "cache": cache, "head": head, "ngram|head": mixed}
+class Drafters:
+    """By name, each made when it is first asked for. A small target gets a copy of itself with rounded weights, and a
+    head of its own."""
+
+    NAMES = ("model", "ngram", "cache", "head", "ngram|head")
+
+    def __init__(self, target: HFModel, prompts: Sequence[Any], lean: bool) -> None:
+        self.target, self.prompts, self.lean = target, prompts, lean
+        self.made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.made:
+            self.made[name] = self._make(name)
+        return self.made[name]
+
+    def _make(self, name: str) -> Any:
+        target, is_small = self.target, self.target.name == "small"
+        match name:
+            case "model":
+                device = target.network.device.type
+                return rounded(target, 4) if is_small else load("tiny", device=device, lean=self.lean)
+            case "head":
+                return taught(target, self.prompts) if is_small else find_head("head", target)
+            case "ngram":
+                return NGram(target.vocabulary)
+            case "cache":
+                return Recall(target.vocabulary)
+        return Mixed([self[part] for part in name.split("|")])
 
 
 def engines(target: HFModel, length: int, rows: int, lean: bool) -> dict[str, Any]:
-    """Name -> (function from settings and seed to transcripts, draft whose law the audit is told)."""
+    """Name -> function from settings and seed to transcripts and the draft whose law the audit is told."""
     words = [question if target.tokenizer else _bytes(question) for question in QUESTIONS]
     prompts = [encode(target, question) for question in words]
-    known = drafters(target, prompts, lean)
+    known = Drafters(target, prompts, lean)
 
-    def ours(verify: str = "block", guesser: Any = None) -> Any:
-        tree = RULES[verify] if guesser else None
-
-        def make(sampling: Sampling, seed: int) -> Iterator[Transcript]:
-            settings: dict[str, Any] = {"verify": verify, "tree": tree, "draft": guesser, "seed": seed, "rows": rows}
+    def ours(verify: str, name: str | None) -> Any:
+        def make(sampling: Sampling, seed: int) -> tuple[Iterator[Transcript], Any]:
+            guesser = known[name] if name else None
+            settings: dict[str, Any] = {"draft": guesser, "seed": seed, "rows": rows, "max_new_tokens": length}
+            settings |= {"verify": verify, "tree": RULES[verify] if guesser else None}
             samples = max(rows // 3, 1)  # of each prompt: rows are filled four times
-            return collect.engine(target, prompts, sampling, samples=samples, max_new_tokens=length, **settings)
+            made = collect.engine(target, prompts, sampling, samples=samples, **settings)
+            return made, None if name == "cache" else guesser
 
         return make
 
-    def theirs(**settings: Any) -> Any:
-        def make(sampling: Sampling, seed: int) -> Iterator[Transcript]:
-            return collect.transformers(target, prompts, sampling, max_new_tokens=length, seed=seed, **settings)
+    def theirs(name: str | None, samples: int = 1, **extra: Any) -> Any:
+        def make(sampling: Sampling, seed: int) -> tuple[Iterator[Transcript], Any]:
+            settings: dict[str, Any] = {"max_new_tokens": length, "seed": seed, "samples": samples, **extra}
+            if name == "model":
+                settings["assistant"] = known[name]
+            return collect.transformers(target, prompts, sampling, **settings), known[name] if name else None
 
         return make
 
-    how = (
-        (theirs(samples=64), None),
-        (theirs(lookup=5), known["ngram"]),
-        (theirs(assistant=known["model"]), known["model"]),
-    )
-    made: dict[str, Any] = dict(zip(THEIRS, how, strict=True))
-    for rule in RULES:
-        for name, guesser in known.items():
-            made[f"draftproof, {rule}, {name}"] = ours(rule, guesser), None if name == "cache" else guesser
-    return {**made, "draftproof, plain": (ours(), None)}
+    made = dict(zip(THEIRS, (theirs(None, 64), theirs("ngram", lookup=5), theirs("model")), strict=True))
+    made |= {f"draftproof, {rule}, {name}": ours(rule, name) for rule in RULES for name in Drafters.NAMES}
+    return {**made, "draftproof, plain": ours("block", None)}
 
 
 def _bytes(words: str) -> list[int]:
     return [byte % (SMALL - 1) for byte in words.encode()[:16]]
 
 
-def enough(make: Any, sampling: Sampling, tokens: int, seed: int, seconds: float) -> Iterator[Transcript]:
-    """Transcripts until there are so many tokens, or the time is over."""
+def enough(make: Any, sampling: Sampling, tokens: int, seed: int, seconds: float) -> tuple[list[Transcript], Any]:
+    """Transcripts until there are so many tokens, or the time is over; and the draft's law."""
+    kept: list[Transcript] = []
     count, end = 0, time.monotonic() + seconds
     while True:
-        for transcript in make(sampling, seed):
-            yield transcript
+        made, guesser = make(sampling, seed)
+        for transcript in made:
+            kept.append(transcript)
             count += len(transcript.output)
             if count >= tokens or time.monotonic() > end:
-                return
+                return kept, guesser
         seed += 1
 
 
@@ -219,11 +237,11 @@ def main() -> None:
     device = target.network.device.type
     where = {**facts(device)._asdict(), "command": shlex.join(["python", "-m", "benchmarks.audit", *words])}
     everyone = engines(target, options.length, options.rows, not theirs)
-    for number, (name, (make, guesser)) in enumerate(everyone.items()):
+    for number, (name, make) in enumerate(everyone.items()):
         seed = 1000 * number  # for a coupling's text depends on target and seed alone, not on the drafter
         for setting in options.settings if chosen(name) else ():
             clock = [time.perf_counter()]
-            transcripts = list(enough(make, SETTINGS[setting], options.tokens, seed, options.seconds))
+            transcripts, guesser = enough(make, SETTINGS[setting], options.tokens, seed, options.seconds)
             clock.append(time.perf_counter())
             memory: list[int] = []
             found = audit(watched(transcripts, device, memory), target, draft=guesser, tolerance=options.tolerance)
