@@ -173,11 +173,12 @@ class Auto:
 
     @property
     def _hopeless(self) -> bool:
-        """Whether guessing has cost too much, or promises nothing; hope is given up for what it has cost alone."""
+        """Whether guessing has cost too much, or promises nothing; for hope to be given up it must have cost something
+        too, and to cost too much takes longer: luck changes from step to step."""
         plain, pays = self.costs.call(self.rows), self._pays()
-        if self._lost > BUDGET * self._spent + (LOSS if self._hopeful else 1) * plain:
-            return True
-        return not pays and (not self._hopeful or self._lost > LOSS / 2 * plain)
+        if not self._hopeful:
+            return not pays or self._lost > BUDGET * self._spent + plain
+        return self._lost > (3 * LOSS if pays else LOSS) * plain
 
     def _probe(self, width: int, steps: int = PROBE) -> Tree:
         self._probing, self._width = steps, width
