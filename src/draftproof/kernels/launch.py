@@ -129,7 +129,7 @@ def run(
                 rows, law, stats, lists, (controls.top_k, controls.top_p, controls.min_p), nodes, spans, GROUP=GROUP,
                 SP=wide(spans), GP=wide(lists.limit), FEW=512 if many else 256, SWEEP=2048,
                 SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=greedy, EARLY=early,
-                num_warps=4, launch_pdl=early,
+                num_warps=4, maxnreg=128, launch_pdl=early,
             )  # fmt: skip
         theirs = controls if draft_controls is None else draft_controls
         laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
