@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftproof import law
+from draftproof import law, verify
 from draftproof.controls import softmax
+from draftproof.draft import Draft, Tree
 from draftproof.models import native
 
 
@@ -48,3 +49,41 @@ def test_what_is_no_score_is_left_to_the_core(odd):
     assert native.whole_laws(scores, 1.0) is None
     scores[1] = -np.inf
     assert native.whole_laws(scores, 1.0) is None
+
+
+@pytest.mark.parametrize("rule", native.CHAINS)
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_chain_is_verified_as_the_rule_says(rule, length):
+    """Good and bad guesses, laws with zeros, and p where all of it can be guessed."""
+    if native.compiled() is None:
+        return
+    chance, verifier, tree = np.random.default_rng(length), verify.get(rule), Tree.chain(length)
+    ends = set()
+    for trial in range(40):
+        names = np.arange(90) if trial % 4 == 0 else np.sort(chance.choice(90, 40, replace=False))
+        scores = 2 * chance.standard_normal((length + 1, 90)).astype(np.float32)
+        near = scores[:, names] + chance.standard_normal((length + 1, len(names))).astype(np.float32)
+        scores[chance.random(scores.shape) < 0.2] = -np.inf
+        p, q = native.whole_laws(scores, 1.0), native.whole_laws(near, 1.0)
+        q[-1] = 0
+        places = native.draws(q[:-1], chance.random(length))
+        tokens = np.concatenate([[0], names[places]])
+        u = chance.random(2)
+        made = native.verify(rule, p, q, names, tokens, (u[0], u[1]))
+        wide = np.zeros_like(p)
+        wide[:, names] = q
+        draft = Draft(tree, tokens[None], wide[None].astype(np.float64), p[None].astype(np.float64))
+        stop = verifier.stop(draft)
+        np.testing.assert_allclose(made.stop, stop[0], atol=2e-6)
+        node = law.sample(stop, u[:1])
+        assert made.node == node[0]
+        assert made.token == law.sample(verifier.next(draft, node), u[1:])[0]
+        ends.add(made.node)
+    assert {0, length} <= ends
+
+
+def test_other_rules_and_other_numbers_are_left_to_the_core():
+    p = np.full((2, 4), 0.25, dtype=np.float32)
+    u = (0.5, 0.5)
+    assert native.verify("traversal", p, p, np.arange(4), np.array([0, 1]), u) is None
+    assert native.verify("block", p.astype(np.float64), p, np.arange(4), np.array([0, 1]), u) is None

@@ -120,6 +120,7 @@ class Batch:
         if draft.q.shape[-1] == 0 or draft.tree.size == 1 or any(one.speaks != "logits" for one in self.drafters):
             return None
         p, q = (law[list(rows), 0] for law in (draft.p, draft.q))
+        p = p if outcome.names is None else p[:, outcome.names]  # what cannot be guessed does not count
         if hasattr(p, "cpu"):
             p, q = p.cpu(), q.cpu()
         return np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)

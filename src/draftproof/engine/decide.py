@@ -10,10 +10,11 @@ import numpy as np
 from draftproof.couple import Coupling
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.engine.laws import Member, Row, beside, drawn, noise, numbers
-from draftproof.engine.propose import Guesser
+from draftproof.engine.propose import Guesser, Proposal
 from draftproof.engine.rest import Rest
 from draftproof.law import Array, sample
 from draftproof.lossy import Lossy
+from draftproof.models import native
 from draftproof.noise import Lane, races
 
 
@@ -62,6 +63,21 @@ def decide(
         emitted = rest.spread(emitted, index, last)
     token = numbers(drawn(emitted, beside(noise(names, Lane.NEXT, 1)[:, 0], emitted)))
     return [Decision(b, m, *rest) for (b, m), *rest in zip(places, last, token, reached, cost, strict=True)]
+
+
+def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -> list[Decision] | None:
+    """The same for a chain guessed for one text among some of the tokens, in C; None where that is not possible."""
+    names = proposal.names[0]
+    if len(rows) > 1 or len(rows[0].members) > 1 or not isinstance(p, np.ndarray) or not proposal.tree.is_chain:
+        return None
+    if names is None or (proposal.tokens < 0).any():
+        return None
+    member = [(rows[0].members[0], rows[0].step)]
+    u = float(noise(member, Lane.STOP, 1)[0, 0]), float(noise(member, Lane.NEXT, 1)[0, 0])
+    made = native.verify(rule, p[0], np.asarray(proposal.laws[0])[0], names, proposal.tokens[0], u)
+    if made is None:
+        return None
+    return [Decision(0, 0, made.node, made.token, _by_depth(made.stop, proposal.tree))]
 
 
 class Race:

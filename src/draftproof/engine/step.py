@@ -17,7 +17,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
 from draftproof.engine.certain import CERTAIN
-from draftproof.engine.decide import Decision, Race, decide
+from draftproof.engine.decide import Decision, Race, decide, decide_chain
 from draftproof.engine.laws import Row, beside, laws
 from draftproof.engine.propose import Proposal, by_draw, certain, follow, own_laws, propose
 from draftproof.engine.rest import Rest, merge
@@ -44,6 +44,7 @@ class Outcome(NamedTuple):
     failure: str | None
     draft: Draft  # what was submitted to the rule; q is empty where guesses were not drawn
     p: Array  # [B, N, V] the target's laws
+    names: np.ndarray | None  # tokens that q is about, if those are not all that p is about
 
 
 def step(
@@ -71,8 +72,12 @@ def step(
     sure = sure or (tree.size == 1 and not isinstance(rule, Lossy))  # nothing was guessed
     narrow = proposal.names[0] if len(drafters) == 1 and isinstance(rule, Verifier) and not sure else None
     if narrow is not None and proposal.laws:
-        draft, rest = merge(tree, tokens, proposal.laws[0], p, narrow)
-        decisions = _by_law(rows, draft, rule, rest)
+        draft = Draft(tree, tokens, proposal.laws[0], p)
+        made = decide_chain(rows, proposal, p, rule.name)
+        if made is None:
+            draft, rest = merge(tree, tokens, proposal.laws[0], p, narrow)
+            made = _by_law(rows, draft, rule, rest)
+        decisions = made
     else:
         draft = _whole(proposal, drafters, p, sure)
         if race is not None:
@@ -88,7 +93,7 @@ def step(
         for i, branch in enumerate(branches[len(rows) :], start=len(rows)):
             session.copy(branch.row, i)
         session.commit(tree, tokens, nodes, emitted)
-    return Outcome(branches, failure, draft, p)
+    return Outcome(branches, failure, draft, p, narrow if narrow is not None and draft.p is p else None)
 
 
 def _whole(proposal: Proposal, drafters: Sequence[Any], p: Array, sure: bool) -> Draft:

@@ -529,3 +529,65 @@ long guess(const Head *head, Sizes n, long count, float temperature, const doubl
     }
     return count;
 }
+
+/* sum (w p - q)+ over all tokens, of which q [known] has those with these names; the others' q is zero. */
+static double excess(const float *p, const float *q, const long *names, long size, long known, float w) {
+    enum { PART = 256 };
+    double inside = 0, left = 0, total = 0;
+    for (long i = 0; i < known; i += PART) {
+        float some = 0, more = 0;
+        for (long j = i; j < known && j < i + PART; j++) {
+            float here = p[names[j]], rest = w * here - q[j];
+            some += here;
+            more += rest > 0 ? rest : 0;
+        }
+        inside += some, left += more;
+    }
+    for (long i = 0; i < size; i += PART) {
+        float some = 0;
+        for (long j = i; j < size && j < i + PART; j++) some += p[j];
+        total += some;
+    }
+    return left + w * (total > inside ? total - inside : 0);
+}
+
+/* The last node accepted of a chain of guesses and the token emitted after it, by block verification or, with block = 0,
+   token by token: verify/block.py and verify/token.py, in all tokens. p [nodes, size]; q [nodes, known] of the tokens
+   with these names; places [nodes] of the guesses among them. stop [nodes] becomes the law of the last node. */
+void verify(const float *p, const float *q, const long *names, const long *places, long nodes, long size, long known,
+            int block, double u_stop, double u_next, double *stop, long *node, long *token, float *room) {
+    double w[nodes], h[nodes], reach = 1, total = 0;
+    w[0] = 1;
+    for (long i = 1; i < nodes; i++) {
+        double px = p[(i - 1) * size + names[places[i]]], qx = q[(i - 1) * known + places[i]];
+        px *= block ? w[i - 1] : 1;
+        w[i] = px < qx ? px / qx : qx > 0;
+    }
+#pragma omp parallel for schedule(static) if (block && nodes > 3)
+    for (long i = 1; i < nodes; i++) {
+        h[i] = w[i];
+        if (block && i + 1 < nodes) {
+            double z = excess(p + i * size, q + i * known, names, size, known, w[i]), all = z + (1 - w[i]);
+            h[i] = all > 0 ? z / all : 1;
+        }
+    }
+    for (long j = 1; j < nodes; j++) { /* from the back, or from the front until one is refused */
+        long i = block ? nodes - j : j;
+        stop[block ? i : i - 1] = reach * (block ? h[i] : 1 - h[i]);
+        reach *= block ? 1 - h[i] : h[i];
+    }
+    stop[block ? 0 : nodes - 1] = reach;
+    for (long i = 0; i < nodes; i++) total += stop[i];
+    double before = 0;
+    for (long i = 0; i < nodes && before <= u_stop * total; before += stop[i], i++)
+        if (stop[i] > 0) *node = i;
+    const float *row = p + *node * size, *guessed = q + *node * known;
+    float weight = block ? w[*node] : 1;
+    for (long i = 0; i < size; i++) room[i] = weight * row[i];
+    for (long i = 0; *node + 1 < nodes && i < known; i++) {
+        float rest = room[names[i]] - guessed[i];
+        room[names[i]] = rest > 0 ? rest : 0;
+    }
+    *token = draw(room, size, u_next);
+    if (*token < 0) *token = draw(row, size, u_next); /* nothing is left but by rounding */
+}

@@ -366,6 +366,37 @@ def draws(law: np.ndarray, u: np.ndarray) -> np.ndarray | None:
     return tokens
 
 
+class Verdict(NamedTuple):
+    """What became of a chain of guesses."""
+
+    stop: list[float]  # [N] law of the last accepted node
+    node: int  # the last accepted one
+    token: int  # emitted after it
+
+
+CHAINS = ("token", "block")  # rules that `verify` knows
+
+
+def verify(
+    rule: str, p: np.ndarray, q: np.ndarray, names: np.ndarray, tokens: np.ndarray, u: tuple[float, float]
+) -> Verdict | None:
+    """A chain of guesses tokens [N], drawn from laws q [N, D] of the tokens with these names, against p [N, V], by one
+    uniform to stop and one to go on: as the rule's `stop` and `next` say; None where that is not for this function."""
+    fit = all(law.dtype == np.float32 and law.flags.c_contiguous for law in (p, q)) and compiled() is not None
+    if rule not in CHAINS or not fit:
+        return None
+    (nodes, size), known = p.shape, len(names)
+    places, stop, made = np.searchsorted(names, tokens), np.empty(nodes), np.zeros(2, dtype=np.int64)
+    names, room = np.ascontiguousarray(names, dtype=np.int64), np.empty(size, dtype=np.float32)
+    compiled().verify(
+        *(array.ctypes.data for array in (p, q, names, places)),
+        *(nodes, size, known, CHAINS.index(rule)),
+        *u,
+        *(stop.ctypes.data, made.ctypes.data, made[1:].ctypes.data, room.ctypes.data),
+    )
+    return Verdict(stop.tolist(), *made.tolist())
+
+
 @cache
 def compiled() -> Any:
     """The C functions, kept in the cache folder; None without a compiler, a processor or a torch that they need."""
@@ -392,7 +423,17 @@ def compiled() -> Any:
     library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
     library.guess.restype = count
     library.draws.argtypes = [pointer, count, count, pointer, pointer]
-    for function in (library.draws, library.linear, library.stack, library.norm, library.gate, library.attend):
+    uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]
+    library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
+    for function in (
+        library.verify,
+        library.draws,
+        library.linear,
+        library.stack,
+        library.norm,
+        library.gate,
+        library.attend,
+    ):
         function.restype = None
     return library
 
