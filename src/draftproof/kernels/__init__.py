@@ -49,7 +49,7 @@ def verify(
         token = sample(verifier.next(draft, node),                uniform named (names, NEXT))
 
     Bad input never yields a token outside the vocabulary: `Emitted.fault` says what was wrong, and `Fault` what
-    is emitted then. Without a `workspace` one is allocated, which costs a small launch.
+    is emitted then. Without a `workspace` one is allocated.
     """
     _check(target, draft, tokens, controls)
     if not _fused(target, backend):
