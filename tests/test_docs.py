@@ -187,7 +187,10 @@ EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "docs/files.md",
         lambda root: edit(root / "src/draftproof/verify/block.py", '"""', '"""Really, '),
     ),
-    "a file is added": ("docs/files.md", lambda root: (root / "src/draftproof/verify/new.py").write_text('"""New."""\n')),
+    "a file is added": (
+        "docs/files.md",
+        lambda root: (root / "src/draftproof/verify/new.py").write_text('"""New."""\n'),
+    ),
     "an audit is recorded anew": (
         "docs/audit.md",
         lambda root: edit(root / "benchmarks/results/audit.json", '"exact": true', '"exact": false'),
