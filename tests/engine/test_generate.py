@@ -419,6 +419,34 @@ def test_samples_share_every_context_they_have_in_common():
 # Text that depends on target and seed alone
 
 
+def test_requests_with_one_prompt_read_it_once_if_nothing_is_guessed():
+    """Added one by one; each text is what it would be alone. Guesses are not shared between requests."""
+    target, sampling, drawing = table(1), dp.Sampling(), choose_draw(verify.get("block"), dp.Tree.chain(2), None)
+
+    def texts(drafts, groups):
+        made = []
+        for prompts in groups:
+            batch = Batch(target, drafts, verify.get("block"), dp.Tree.chain(2), drawing, 4, capacity=0)
+            requests = [
+                Request(target, (prompt,), other, other, 6, (), Member(4, number), Trace())
+                for number, prompt, other in prompts
+            ]
+            for request in requests:
+                batch.add([request])
+            rows = len(batch.rows)
+            while not batch.is_finished:
+                batch.step()
+            made += [(request.tokens, rows) for request in requests]
+        return [tokens for tokens, _ in made], [rows for _, rows in made]
+
+    several = [(0, 2, sampling), (1, 2, sampling), (2, 3, sampling), (3, 2, dp.Sampling(temperature=0.5))]
+    for drafts, rows in (([], 3), ([table(2)], 4)):
+        together, used = texts(drafts, [several])
+        assert used == [rows] * 4
+        assert together == texts(drafts, [[one] for one in several])[0]
+    assert len(set(map(tuple, together))) > 1
+
+
 @pytest.mark.parametrize("name", ["gumbel", "gumbel_list"])
 def test_a_coupling_gives_the_same_text_whatever_the_draft(name):
     target = tiny.model()

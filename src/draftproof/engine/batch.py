@@ -48,10 +48,25 @@ class Batch:
         """Requests with one prompt and one sampling, which start together; others may join between any two steps."""
         if len(requests) > self.room:
             raise DraftproofError(f"the batch has room for {self.room} more texts, not {len(requests)}: step first")
+        same = self._waiting(requests[0])
+        if same is not None:
+            same += requests
+            return
         for session in (self.target, *self.drafters):
             session.join(len(self.rows), requests[0].prompt)
         self.rows.append(list(requests))
         self._fresh = True
+
+    def _waiting(self, request: Request) -> list[Request] | None:
+        """Requests that have the same prompt still to be read and go on from it in the same way: they can share it.
+
+        Not where there are guesses, which they would share too: then a text would depend on its neighbours.
+        """
+        for requests in [] if self.drafters else self.rows:
+            one = requests[0]
+            if not one.trace.steps and (one.prompt, one.sampling) == (request.prompt, request.sampling):
+                return requests
+        return None
 
     @property
     def room(self) -> int:
