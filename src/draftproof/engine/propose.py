@@ -13,7 +13,7 @@ from draftproof.draws import Draw
 from draftproof.engine.laws import Row, beside, laws, light, noise, numbers
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models import native
+from draftproof.models import native_step
 from draftproof.models.session import Session
 from draftproof.noise import Lane
 
@@ -34,7 +34,7 @@ def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     def pick(q: Array, children: list[int], depth: int) -> Array:
         mine = beside(u[:, children], q)
         if len(children) == 1 and plain and isinstance(q, np.ndarray):
-            one = native.draws(np.ascontiguousarray(q), mine)
+            one = native_step.draws(np.ascontiguousarray(q), mine)
             if one is not None:
                 return one[:, None]
         return draw.sample(q, mine)
