@@ -21,7 +21,7 @@ from torch import nn
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models import headnet, native_step
+from draftproof.models import headnet, native, native_step
 from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel, HFSession, additive, ancestry
 from draftproof.models.int8 import Int8Linear, in_integers
@@ -132,7 +132,7 @@ class HeadSession:
     def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """After the only text here a guess for each u, one after another, in one go: places among `names` [L], and the
         laws [L + 1, D] that they were drawn from, a zero row after them; None where that cannot be done."""
-        if self.model.in_c is None or len(self.texts[0]) < 2:
+        if self.model.in_c is None or not 2 <= len(self.texts[0]) <= min(self.cache.capacity, native.LONGEST) - len(u):
             return None
         self._first(1)
         entry = int(self.known[0])

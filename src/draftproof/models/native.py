@@ -263,6 +263,8 @@ def _place(
             return None
         row, token = mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)
     _, shared, room, size = stores[0].keys.shape
+    if cache.used * heads > 4 * LONGEST * shared:  # the weights of a group of heads lie on the stack
+        return None
     slots = None if cache.start is not None else cache.slots.contiguous()
     place = (room, cache.first, cache.start or 0, cache.begin, cache.used)
     return Sizes(batch, tokens, heads, shared, size, *place, row, token), slots
@@ -285,7 +287,7 @@ def compiled() -> Any:
     try:
         if not made.exists():
             _compile(compiler, sources[0], made)
-        library = ctypes.PyDLL(str(made))  # calls are short: not worth giving the interpreter to others
+        library = ctypes.CDLL(str(made))  # a call takes milliseconds, in which others may have the interpreter
     except (OSError, subprocess.SubprocessError):
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_long
@@ -300,16 +302,8 @@ def compiled() -> Any:
     library.draws.argtypes = [pointer, count, count, pointer, pointer]
     uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]
     library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
-    for function in (
-        library.verify,
-        library.draws,
-        library.linear,
-        library.stack,
-        library.norm,
-        library.gate,
-        library.attend,
-    ):
-        function.restype = None
+    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend"):
+        getattr(library, name).restype = None
     return library
 
 
