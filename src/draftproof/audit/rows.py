@@ -20,6 +20,7 @@ from draftproof.models.session import Model
 from draftproof.sampling import Context, Sampling, law
 
 _OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+FEWEST = 1024  # tokens that a vocabulary counts for: where it is small, attention takes the memory
 _FREE = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -35,9 +36,10 @@ class Read(NamedTuple):
 def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> Iterator[list[Transcript]]:
     """Consecutive transcripts whose logits, padded to the longest, have at most `room` entries; one at least."""
     batch: list[Transcript] = []
+    width = max(vocabulary, FEWEST)
     for transcript in transcripts:
         longest = max(len(one.output) for one in (*batch, transcript))
-        if batch and (len(batch) + 1) * longest * vocabulary > room:
+        if batch and (len(batch) + 1) * longest * width > room:
             yield batch
             batch = []
         batch.append(transcript)
