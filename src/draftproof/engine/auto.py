@@ -25,7 +25,7 @@ WIDTHS = (1, 2, 4, 8)
 MOST = 33  # nodes of a tree
 PLAIN = Tree.chain(0)
 MARGIN = 0.02  # guessing must gain that much, or it is not worth the risk
-FIRST = 4  # guesses of the first step, while it reads the prompt, if there is hope
+FIRST = 4  # guesses to begin with, if there is hope
 PATIENCE = 8  # steps that hope counts for
 LOSS = 1.5  # plain steps' time that hope may cost, before a drafter that was hoped for is given up
 PROBE = 2  # steps with guesses that decide whether it pays
@@ -56,7 +56,7 @@ class Auto:
     ) -> None:
         """`trees`: what the rule accepts, as a Verifier says it; `tempers`: tune the draft's temperature as well.
 
-        hope      chance of a first guess before any was seen; above one half guessing begins at once
+        hope      chance of a first guess before any was seen; above one half guessing begins once the prompt is read
         past      what texts before this one have taught about chains, and this one will teach
         """
         self.trees = trees
@@ -77,8 +77,7 @@ class Auto:
         self._lost = self._spent = 0.0  # seconds: by guessing, against plain sampling; in all
         self._since = 0  # steps since plain sampling was measured
         self._choice: Choice | None = None
-        start = self._best(1, least=1).tree if hopeful and self.costs.known else Tree.chain(FIRST)
-        self.tree = start if hopeful else self._next()
+        self.tree = PLAIN if hopeful else self._next()  # the call that reads the prompt says a token for nothing
 
     def cut(self, depth: int) -> Tree:
         """The tree of the next step, as far as guesses are of use."""
@@ -147,8 +146,8 @@ class Auto:
 
     def _next(self) -> Tree:
         """The shape of the next step."""
-        if not self.costs.known:
-            return PLAIN  # the first step reads the prompt, those after it tell what a plain one takes
+        if not self.costs.known:  # the first step reads the prompt, those after it tell what a plain one takes
+            return Tree.chain(FIRST) if self._hopeful else PLAIN
         if self._probing:
             return self._best(self._width, least=1).tree
         if self._wait:
