@@ -95,9 +95,10 @@ class Script:
 
     def learn(self, length, accepted, seconds):
         assert seconds["target"] > 0
+        assert accepted
 
 
-@pytest.mark.parametrize("kind", ["llama", "head"])
+@pytest.mark.parametrize("kind", ["llama", "head", "head, one tap"])
 def test_lengths_may_change_with_every_step(kind):
     """However long it has not been asked, a drafter knows the whole text."""
     target, sampling, lengths = tiny.model(), dp.Sampling(temperature=0.8), [3, 0, 3, 0, 0, 0, 3, 1, 0, 0, 2, 3, 0]
@@ -114,6 +115,28 @@ def test_lengths_may_change_with_every_step(kind):
     assert made.tokens == longer.tokens[:LENGTH]
     assert sum(made.trace.shapes.values()) == len(made.trace.steps)
     assert made.trace.accepted
+
+
+def test_a_plain_step_leaves_no_hole_in_what_the_drafter_has_read():
+    """The target as its own drafter: each guess is accepted, if it has read all of the text."""
+    target, sampling = tiny.model(), dp.Sampling(temperature=0.8)
+    made = requests(target, [[70] * 5, [71, 72]], sampling)
+    batch = FusedBatch(target, tiny.model(), "block", 3, 2, 60, pace=Script([3, 0, 3, 3, 0, 0, 3, 0, 3, 0, 3]))
+    for request in made:
+        batch.add([request])
+    finish(batch)
+    for step in (step for request in made for step in request.trace.steps):
+        assert step.accepted == step.drafted
+
+
+def test_a_step_that_was_for_nobody_teaches_nothing():
+    """The text ends with a step that is still in flight when the drafter is to be asked again."""
+    target = tiny.model()
+    (made,) = requests(target, [[70] * 5], dp.Sampling(), length=4)
+    batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 1, 60, pace=Script([0] * 4 + [3]))
+    batch.add([made])
+    finish(batch)
+    assert made.trace.shapes == {"chain:0": 4}
 
 
 def test_rows_come_and_go():
@@ -163,8 +186,8 @@ PROMPTS = [[65, 66, 67], [70] * 9, [80], [65, 66, 67], list(range(90, 110))]
 
 
 def drafter(kind, target):
-    if kind == "head":
-        return HeadModel(target, test_head.network())
+    if kind.startswith("head"):
+        return HeadModel(target, test_head.network(taps=(1,) if kind == "head, one tap" else test_head.TAPS))
     return None if kind == "none" else tiny.model(kind, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from types import SimpleNamespace
 
@@ -176,6 +177,18 @@ def test_the_tiny_model_comes_with_the_package(package):
     want = dp.generate(tiny.model(), "hello there", max_new_tokens=8, seed=1)
     assert dp.generate("tiny", "hello there", max_new_tokens=8, seed=1).text == want.text
     assert dp.generate(tiny.model("llama", 1), "hello", draft="tiny", max_new_tokens=8, seed=1).trace.drafter == "tiny"
+
+
+def test_packaged_weights_lose_half_a_scale_at_most(tmp_path):
+    """Whatever precision the config names: it is that of the network the weights were made from."""
+    network = tiny.network("llama")
+    packaged.save_network(network, tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "float16"}))
+    again = packaged.network(tmp_path, torch.float32)
+    for name, weight in network.named_parameters():
+        step = weight.abs().amax(dim=-1, keepdim=True) / 127 if weight.ndim > 1 else 0 * weight
+        assert ((again.get_parameter(name) - weight).abs() <= 0.5001 * step).all(), name
 
 
 def test_a_damaged_package_is_one_line(package):

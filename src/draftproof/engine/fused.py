@@ -181,7 +181,7 @@ class FusedBatch:
 
     def _launch(self, joins: bool) -> _Reading:
         length = self.length if self.pace is None else min(self.pace.length, self.length)
-        if length and self._plain > 1:  # a step itself reads the last two tokens
+        if length and self._plain:
             self._remind()
         self._plain = 0 if length else self._plain + 1
         made = self.chains.run(length).to_host()
@@ -195,10 +195,14 @@ class FusedBatch:
     def _remind(self) -> None:
         """The drafter reads what was written without it."""
         self._catch_up()
-        texts = {row: len(one.prompt) + len(one.tokens) for row, one in enumerate(self.requests) if one}
-        if texts and self.chains.drafter is not None:
-            rows = self._send(list(texts))
-            self.chains.drafter.prefill(rows, self.state.text[rows, 1 : max(texts.values())])
+        assert self.chains.drafter is not None  # or no step has guesses
+        texts: dict[Sequence[int], list[int]] = {}
+        for row, one in enumerate(self.requests):
+            if one is not None:
+                texts.setdefault((*one.prompt, *one.tokens), []).append(row)
+        for some in groups(texts):
+            rows = self._send([row for text in some for row in texts[text]])
+            self.chains.drafter.prefill(rows, self.state.text[rows, 1 : len(some[0])])  # a step reads the last token
 
     def _catch_up(self) -> None:
         """Read every step that is in flight."""
@@ -211,7 +215,7 @@ class FusedBatch:
             reading.done.synchronize()
         seconds = self._seconds(reading)
         tokens, accepted, fault = (made.tolist() for made in reading.made[:3])
-        said, length = [], reading.length
+        said, wrote, length = [], [], reading.length
         for row, request in enumerate(reading.requests):
             if request is None or request.finish:
                 continue
@@ -220,12 +224,12 @@ class FusedBatch:
             emitted = tuple(token for token in tokens[row] if token >= 0)
             made = Step(emitted, length, length, accepted[row], reached=(), cost=(), seconds=seconds)
             said.append((request, request.absorb(made)))
+            wrote.append(accepted[row])
             if self.pace is not None:
                 request.trace.shapes[f"chain:{length}"] += 1
             if request.finish and self.requests[row] is request:
                 self._free(row)
-        if self.pace is not None:
-            wrote = [count for count, request in zip(accepted, reading.requests, strict=True) if request is not None]
+        if self.pace is not None and wrote:  # all texts may have ended while the step was in flight
             self.pace.learn(length, wrote, seconds)
         return said
 

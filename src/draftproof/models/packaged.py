@@ -23,12 +23,14 @@ def folder(name: str) -> Path:
 
 def network(place: Path, precision: Any) -> Any:
     """The model of transformers that `save_network` wrote there."""
+    import torch
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     from draftproof.models.shrunk import restore
 
-    made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place))
+    # float32 first, whatever the config asks for: the scales have that precision
+    made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place), dtype=torch.float32)
     weights = restore(load_file(place / "model.safetensors"))
     missing, unknown = made.load_state_dict(weights, strict=False)
     if unknown or [name for name in missing if name != "lm_head.weight"]:  # that one is the embedding again

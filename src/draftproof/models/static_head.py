@@ -43,7 +43,7 @@ class StaticHead:
         if length > 1:
             self.cache.place_texts(rows, length - 1)
             features = self._features()[rows, 1:length]
-            self._entries(features, ids[:, 1:], self.slots[None, : length - 1], self.slots[1:length])
+            self._entries(features, ids[:, 1:], self.slots[None, : length - 1], self.slots[1:length], True)
 
     def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
         """Make the entries of the first `length` tokens of some rows the same as another's."""
@@ -56,7 +56,8 @@ class StaticHead:
         self.cache.place_on_device(entries + 1)
         rows = torch.arange(len(base), device=self.device)[:, None]
         features = self._features()[rows, entries + 1]  # slot 0 is never written: zeros
-        self.states = self._fast(features, text.gather(1, entries + 2), entries, self._seen(entries))[:, -1:]
+        made = self._fast(features, text.gather(1, entries + 2), entries, self._seen(entries), True)
+        self.states = made[:, -1:]
         return self._say(0)
 
     @torch.no_grad()
@@ -64,17 +65,16 @@ class StaticHead:
         """Logits [B, V] after `count` guesses, of which token [B] is the last."""
         entries = base[:, None] + (count - 1)
         self.cache.place_on_device(entries + 1)
-        self.states = self._fast(self.states, token[:, None], entries, self._seen(entries))
+        self.states = self._fast(self.states, token[:, None], entries, self._seen(entries), False)
         return self._say(count)
 
     def _entries(
-        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, slots: torch.Tensor | None
+        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, slots: torch.Tensor | None, known: bool
     ) -> torch.Tensor:
-        """Own states [B, T, width] after tokens [B, T]; the states before them are own ones or, wider, the target's.
+        """Own states [B, T, width] after tokens [B, T]; those before them are own ones or, if known, the target's.
 
         Without slots, kernels find those that are seen.
         """
-        known = states.shape[-1] != self.model.network.config.shape.width
         if known:
             states = self.model.network.fuse(states)
         if slots is None:
