@@ -18,6 +18,7 @@ from draftproof.theory.plan import tempered
 
 LONGEST = 16  # guesses in a row
 RECENT = 7  # times kept for each size of call
+NEAR, EVEN = 9, 6  # times the smallest: sizes that are alike; measurements that a line through them counts for
 FADE = 0.96  # how much of what was known is left after one more step: about the last 25 count
 FACTORS = (0.7, 0.85, 1.0, 1.15)  # of the draft's temperature
 
@@ -66,7 +67,8 @@ class Clock:
         self._sizes = sorted(self._calls)
         first = median(self._calls[self._sizes[0]])
         middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
-        self._times = np.maximum.accumulate(middle).tolist()  # more never takes less: where it seems to, that is noise
+        made = _even(np.array(self._sizes), np.array(middle), np.array([len(self._calls[n]) for n in self._sizes]))
+        self._times = np.maximum.accumulate(made).tolist()  # more never takes less: where it seems to, that is noise
 
     @property
     def known(self) -> bool:
@@ -103,6 +105,22 @@ class Clock:
         slope = (times[high] - times[low]) / (sizes[high] - sizes[low])
         least = 0.02 * times[0] / sizes[0] if beyond else 0.0  # beyond what was measured nothing is free
         return times[place - 1] + max(slope, least) * (tokens - sizes[place - 1])
+
+
+def _even(sizes: np.ndarray, times: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Times of calls of like size, which lie near a line, moved towards it: the less, the more often they were taken.
+
+    Measured at different times on a machine that does other things too, neighbours can seem far apart.
+    """
+    near = sizes <= NEAR * sizes[0]
+    if near.sum() < 3:
+        return times
+    x, y, count = sizes[near], times[near], counts[near]
+    x = x - np.average(x, weights=count)
+    mean, slope = np.average(y, weights=count), (count * x * y).sum() / (count * x * x).sum()
+    made = times.copy()
+    made[near] = (count * y + EVEN * (mean + max(slope, 0.0) * x)) / (count + EVEN)
+    return made
 
 
 def _supposed(plain: float, times: float) -> float:
