@@ -68,7 +68,7 @@ class Auto:
             past.survival.doubt()
         elif hopeful:
             self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
-        self.temper = Temper() if tempers else None
+        self.temper = (past.temper if past else Temper()) if tempers else None
         self.rows = 1
         self._probing = PROBE  # steps with guesses still to be made, whether they pay or not
         self._width = 1  # of the probe
@@ -255,10 +255,10 @@ def trees_of(rule: object) -> str:
 
 
 class Past:
-    """What is remembered from one text to the next: how long calls take, and how far guesses get."""
+    """What is remembered from one text to the next: how long calls take, how far guesses get, how hot to draw them."""
 
     def __init__(self, hope: float) -> None:
-        self.clock, self.survival = Clock(1), Survival(hope, PATIENCE, FIRST // 2)
+        self.clock, self.survival, self.temper = Clock(1), Survival(hope, PATIENCE, FIRST // 2), Temper()
 
 
 def tuned(rule: object, drafts: Sequence[Any], tempers: bool) -> Auto:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from statistics import median_low as median  # of two times the smaller: the larger may be a hiccup
 from typing import Any, Protocol
 
@@ -67,8 +68,8 @@ class Clock:
         self._sizes = sorted(self._calls)
         first = median(self._calls[self._sizes[0]])
         middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
-        made = _even(np.array(self._sizes), np.array(middle), np.array([len(self._calls[n]) for n in self._sizes]))
-        self._times = np.maximum.accumulate(made).tolist()  # more never takes less: where it seems to, that is noise
+        made = _even(self._sizes, middle, [len(self._calls[n]) for n in self._sizes])
+        self._times = list(accumulate(made, max))  # more never takes less: where it seems to, that is noise
 
     @property
     def known(self) -> bool:
@@ -107,19 +108,23 @@ class Clock:
         return times[place - 1] + max(slope, least) * (tokens - sizes[place - 1])
 
 
-def _even(sizes: np.ndarray, times: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _even(sizes: Sequence[int], times: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Times of calls of like size, which lie near a line, moved towards it: the less, the more often they were taken.
 
     Measured at different times on a machine that does other things too, neighbours can seem far apart.
     """
-    near = sizes <= NEAR * sizes[0]
-    if near.sum() < 3:
-        return times
-    x, y, count = sizes[near], times[near], counts[near]
-    x = x - np.average(x, weights=count)
-    mean, slope = np.average(y, weights=count), (count * x * y).sum() / (count * x * x).sum()
-    made = times.copy()
-    made[near] = (count * y + EVEN * (mean + max(slope, 0.0) * x)) / (count + EVEN)
+    near = [i for i, size in enumerate(sizes) if size <= NEAR * sizes[0]]
+    if len(near) < 3:
+        return list(times)
+    total = sum(counts[i] for i in near)
+    x, y = (sum(counts[i] * one[i] for i in near) / total for one in (sizes, times))
+    slope = sum(counts[i] * (sizes[i] - x) * times[i] for i in near) / sum(
+        counts[i] * (sizes[i] - x) ** 2 for i in near
+    )
+    made = list(times)
+    for i in near:
+        line = y + max(slope, 0.0) * (sizes[i] - x)
+        made[i] = (counts[i] * times[i] + EVEN * line) / (counts[i] + EVEN)
     return made
 
 
