@@ -28,7 +28,7 @@ void gate(const float *joint, long rows, long width, float *out) {
     for (long r = 0; r < rows; r++) gate_row(joint + r * 2 * width, width, out + r * width);
 }
 
-/* Sizes of `attend`. */
+/* Sizes of a call. */
 typedef struct {
     long batch, tokens, heads, shared, size; /* `heads` of queries, `shared` of keys and of values */
     long room, first, start;                 /* slots of a row of the cache, the first row, where its tokens go */
@@ -57,6 +57,12 @@ static inline Lanes exponentials(Lanes x) {
 
 /* Sums of 16 vectors, each into its lane. */
 static inline Lanes sums_of(Lanes *x) {
+#ifdef __clang__ /* its shuffles are spelled differently */
+    Lanes sums = {0};
+    for (int j = 0; j < 16; j++)
+        for (int i = 0; i < 16; i++) sums[j] += x[j][i];
+    return sums;
+#else
     const Whole even[] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
                           {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
                           {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
@@ -66,6 +72,7 @@ static inline Lanes sums_of(Lanes *x) {
             x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], even[stage]) +
                    __builtin_shuffle(x[2 * i], x[2 * i + 1], even[stage] + (1 << stage));
     return x[0];
+#endif
 }
 
 /* Products of a query with 16 keys from `key` on; of which those beyond `left` are not there. */
