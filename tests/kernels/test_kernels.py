@@ -230,25 +230,24 @@ def test_a_workspace_serves_many_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    "control", [Sampling(), Sampling(top_k=5), Sampling(top_p=0.9), Sampling(temperature=0)], ids=str
+    "control",
+    [Sampling(), Sampling(top_k=5), Sampling(top_p=0.9), Sampling(temperature=0)],
+    ids=["plain", "top_k", "top_p", "greedy"],
 )
-def test_one_launch_or_several(control: Sampling) -> None:
-    """Much work is split into launches; spans of several tiles, units of several halves, and the same tokens."""
+def test_a_row_in_several_spans(control: Sampling) -> None:
+    """Spans of several tiles, and several programs that sum a sequence's excess: the same tokens."""
     launch = importlib.import_module("draftproof.kernels.launch")
     target, draft = logits(3, 3, 700, torch.bfloat16, seed=7)
     controls = Controls.of([control] * 3, 3, 700, DEVICE)
     rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 2)
     space = launch.Workspace.of(3, 3, 700, torch.device(DEVICE), plan)
     rows = launch.Workspace.of(3, 2, 700, torch.device(DEVICE), plan)
-    for step in range(2):  # counters are left at zero
-        name = names(3, step)
-        tokens, kept = propose(draft, controls, name)
-        _, made = launch.run(draft, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, rows)
-        assert torch.allclose(made.scale, kept.scale, rtol=1e-6)
-        out = kernels.verify(
-            target, draft, tokens, controls, rule, name, drafted=made, backend="triton", workspace=space
-        )
-        assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
+    name = names(3)
+    tokens, kept = propose(draft, controls, name)
+    _, made = launch.run(draft, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, rows)
+    assert torch.allclose(made.scale, kept.scale, rtol=1e-6)
+    out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=made, backend="triton", workspace=space)
+    assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
 
 
 def test_a_zero_residual_falls_back_to_the_target() -> None:

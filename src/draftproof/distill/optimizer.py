@@ -23,11 +23,11 @@ class Optimizer:
     def __init__(self, weights: Sequence[torch.Tensor], matrix: Sequence[bool]) -> None:
         self.weights, self.matrix = list(weights), list(matrix)
         self.first = [torch.zeros_like(weight) for weight in self.weights]
-        self.second = [torch.zeros_like(weight) for weight in self.weights]  # of matrices it stays empty
+        # Muon needs none of these
+        self.second = [
+            weight.new_zeros(0 if own else weight.shape) for weight, own in zip(weights, matrix, strict=True)
+        ]
         self.count = torch.zeros((), device=self.weights[0].device)
-        for n, is_matrix in enumerate(self.matrix):
-            if is_matrix:
-                self.second[n] = self.second[n].new_empty(0)
 
     @property
     def state(self) -> list[torch.Tensor]:

@@ -60,8 +60,8 @@ class Chains:
         target: Any,  # HFModel
         draft: Any,  # HFModel, HeadModel of the target, or None
         rule: str,
-        longest: int,
-        size: int,
+        longest: int,  # guesses of a step
+        size: int,  # rows
         capacity: int,
         compiled: bool = False,
     ) -> None:
@@ -72,7 +72,8 @@ class Chains:
         elif draft is not None:
             self.drafter = StaticSession(draft, size, capacity, compiled)
         device = self.device = target.network.device
-        self.rule = torch.full((size,), RULES.get(rule, Rule.TOKEN), dtype=torch.int32, device=device)
+        number = RULES.get(rule, Rule.TOKEN)  # rules without a kernel come here only where nothing is guessed
+        self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._controls: Controls | None = None

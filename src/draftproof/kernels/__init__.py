@@ -1,6 +1,7 @@
 """Verification from raw logits in a few launches: (stop, next, sample) fused, token for token the same.
 
-`verify`, `sample` and `pick` are the whole interface. Triton is imported only when a kernel is to run.
+`verify`, `sample` and `pick` are the interface, and `summarise` and `workspace` make what saves them work. Triton is
+imported only when a kernel is to run.
 """
 
 from __future__ import annotations

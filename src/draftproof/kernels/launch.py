@@ -83,18 +83,18 @@ class Workspace(NamedTuple):
 
 
 def run(
-    target: Tensor,
-    node: int,
-    draft: Tensor | None,
-    draft_law: Summary | None,
-    tokens: Tensor,
+    target: Tensor,  # [B, N, V]
+    node: int,  # of the first row, in its chain
+    draft: Tensor | None,  # [B, N - 1, V]
+    draft_law: Summary | None,  # of the draft rows
+    tokens: Tensor,  # [B, K] the drafts of the chain
     controls: Controls,
-    rule: Tensor | None,
+    rule: Tensor | None,  # [B], None where nothing is drafted
     names: Names | None,
-    lane: Lane,
-    index: int,
-    summary: Summary | None,
-    workspace: Workspace | None,
+    lane: Lane,  # of the emitted token's uniform, ...
+    index: int,  # ... and its place there
+    summary: Summary | None,  # room for the rows' laws; the workspace's if there is none
+    workspace: Workspace | None,  # allocated if there is none
     draft_controls: Controls | None = None,
 ) -> tuple[Emitted | None, Summary]:
     """The kernels over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
@@ -116,7 +116,7 @@ def run(
         out = _room(batch, nodes, target.device)
     rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
     spans, wide = triton.cdiv(size, plan.span), triton.next_power_of_2
-    greedy, early = controls.greedy, target.is_cuda and torch.cuda.get_device_capability(target.device) >= (9, 0)
+    greedy, early = controls.greedy, begins_early(target.device)
     with on(target.device):
         measure[(batch * nodes * spans,)](
             rows, stats, nodes, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
@@ -184,6 +184,11 @@ def law_of(summary: Summary | None, controls: Controls) -> Law:
     cutoff = summary.cutoff if controls.truncates else None
     first = summary.first if controls.truncates or controls.greedy else None
     return Law(summary.shift, summary.scale, cutoff, first, summary.shift.stride(0))
+
+
+def begins_early(device: torch.device) -> bool:
+    """Whether a kernel may begin before the one before it has ended (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def on(device: torch.device) -> Any:

@@ -9,7 +9,7 @@ room for.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.product import wait
+from draftproof.kernels.device import next_may_begin, wait
 
 
 @triton.jit
@@ -48,6 +48,7 @@ def attend(
     that 0 may be repeated; keys, values [B, shared, room, D]; out [B, T, H * D]. A token sees the slots from 1 to its
     own, or 0 alone if that is its own; with a window, only those less than `window` away.
     """
+    next_may_begin(EARLY)
     wait(EARLY)
     h, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     shared = tl.num_programs(0)
@@ -125,6 +126,7 @@ def attend(
 @triton.jit
 def norm(x, added, weight, total, out, eps, width, W: tl.constexpr, EARLY: tl.constexpr):
     """RMSNorm of a row of x [R, width]; where something is `added` to it first, that sum goes to `total`."""
+    next_may_begin(EARLY)
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, W)
@@ -142,6 +144,7 @@ def norm(x, added, weight, total, out, eps, width, W: tl.constexpr, EARLY: tl.co
 @triton.jit
 def gate(joint, out, width, W: tl.constexpr, EARLY: tl.constexpr):
     """silu(first half) * second half of a row of joint [R, 2 * width], W places of it."""
+    next_may_begin(EARLY)
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.program_id(1) * W + tl.arange(0, W)

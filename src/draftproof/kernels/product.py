@@ -8,15 +8,8 @@ it has its weights when what they are multiplied with is there.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def wait(EARLY: tl.constexpr):
-    """For the kernel before, where this one may begin before that has ended; and let the next one begin."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+from draftproof.kernels.device import next_may_begin, wait
 
 
 @triton.jit
@@ -45,6 +38,7 @@ def product(
         v = tl.load(from_weight + N * K, mask=some, other=0.0)
     if gain is not None:
         g = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
+    next_may_begin(EARLY)
     wait(EARLY)
     a = tl.load(x + r[None, :, None] * K + k[:, None, :], mask=row[None, :, None] & inside[:, None, :], other=0.0)
     if gain is not None:

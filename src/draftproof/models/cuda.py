@@ -78,7 +78,7 @@ def product(
     outputs //= 2 if gate else 1
     out = x.new_empty(*x.shape[:-1], outputs)
     gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
-    rows, chunks, columns, early = x.shape[0] * x.shape[1], 8, 16, _early(x.device)
+    rows, chunks, columns, early = x.shape[0] * x.shape[1], 8, 16, launch.begins_early(x.device)
     with launch.on(x.device):
         kernel[(-(-outputs // columns),)](
             x, linear.weight, gain, linear.bias, added, out, rows, outputs, inputs, eps,
@@ -106,7 +106,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
     out = joint.new_empty(batch, tokens, heads * size)
     count = batch * shared * splits * queries
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
-    early = _early(joint.device)
+    early = launch.begins_early(joint.device)
     large = queries * size > 4096 or joint.element_size() == 4  # for the registers of four warps
     with launch.on(joint.device):
         layer.attend[(shared, splits, batch)](
@@ -135,7 +135,7 @@ def gate(joint: torch.Tensor) -> torch.Tensor:
 
     width, block = joint.shape[-1] // 2, 1024
     out = joint.new_empty(*joint.shape[:-1], width)
-    early = _early(joint.device)
+    early = launch.begins_early(joint.device)
     with launch.on(joint.device):
         layer.gate[(joint.numel() // (2 * width), -(-width // block))](
             joint, out, width, W=block, EARLY=early, num_warps=4, launch_pdl=early
@@ -148,18 +148,13 @@ def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> t
 
     x, width = x.contiguous(), x.shape[-1]
     total, out = x if added is None else torch.empty_like(x), torch.empty_like(x)
-    block, early = _power(width), _early(x.device)
+    block, early = _power(width), launch.begins_early(x.device)
     with launch.on(x.device):
         layer.norm[(x.numel() // width,)](
             x, added, weights.weight, total, out, weights.eps or 0.0, width,
             W=block, EARLY=early, num_warps=8 if block > 1024 else 4, launch_pdl=early,
         )  # fmt: skip
     return total, out
-
-
-def _early(device: torch.device) -> bool:
-    """Whether a kernel may begin before the one before it has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _power(count: int) -> int:
