@@ -65,7 +65,6 @@ class Auto:
         self.seen = {width: Survival(hope) for width in ((1,) if trees == "chain" else WIDTHS)}
         if past is not None:
             self.seen[1] = past.survival
-            past.survival.doubt()
         elif hopeful:
             self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = (past.temper if past else Temper()) if tempers else None
@@ -258,7 +257,8 @@ class Past:
     """What is remembered from one text to the next: how long calls take, how far guesses get, how hot to draw them."""
 
     def __init__(self, hope: float) -> None:
-        self.clock, self.survival, self.temper = Clock(1), Survival(hope, PATIENCE, FIRST // 2), Temper()
+        self.clock, self.temper = Clock(1), Temper()
+        self.survival = Survival(hope, PATIENCE, FIRST // 2, fade=0.98)  # of several texts
 
 
 def tuned(rule: object, drafts: Sequence[Any], tempers: bool) -> Auto:

@@ -164,9 +164,9 @@ class Survival:
 
     START, DOUBT = 0.4, 0.5
 
-    def __init__(self, start: float = START, doubt: float = DOUBT, longest: int = 0) -> None:
+    def __init__(self, start: float = START, doubt: float = DOUBT, longest: int = 0, fade: float = FADE) -> None:
         """`doubt`: how many steps an expectation counts for; as steps are seen it comes down to DOUBT."""
-        self._start, self._doubt = start, doubt
+        self._start, self._doubt, self._fade = start, doubt, fade
         self._reached = np.zeros(LONGEST)  # sums of P(accepted >= i) over steps that could tell
         self._before = np.zeros(LONGEST)  # sums of P(accepted >= i - 1) over the same steps
         self._sent = np.zeros(LONGEST)  # how often a call went that deep
@@ -177,13 +177,13 @@ class Survival:
 
     def add(self, asked: int, sent: int, rows: Sequence[Sequence[float]]) -> None:
         """A step that asked for `asked` levels and sent `sent`, with P(accepted >= 1, 2, ...) of each row."""
-        self._steps, self._guessed = self._steps * FADE + 1, self._guessed * FADE + (sent > 0)
+        self._steps, self._guessed = self._steps * self._fade + 1, self._guessed * self._fade + (sent > 0)
         if not sent:
             return
         self.seen += 1
         self._doubt = max(0.85 * self._doubt, self.DOUBT)
         self.longest = max(self.longest, asked)
-        self._scale(FADE)
+        self._scale(self._fade)
         mean = np.zeros(asked + 1)
         for row in rows:
             mean[1 : len(row) + 1] += row[:asked]
