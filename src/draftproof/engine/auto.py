@@ -210,7 +210,7 @@ class Auto:
         return self._choice
 
     def _best(self, width: int, least: int = 0) -> Choice:
-        """The best length of so many paths, at most twice what was tried before.
+        """The best length of so many paths, at most twice what was tried before, or one more where much is hoped for.
 
         Levels that are often left empty cost only as often as they are not.
         """
@@ -219,7 +219,8 @@ class Auto:
         plain = cost.call(rows)
         tokens, seconds, before, asked = 1.0, plain, plain, 1.0
         best = Choice(PLAIN, 0.0 if least else 1.0)
-        for length in range(1, min(max(2 * seen.longest, 1), LONGEST, (MOST - 1) // width) + 1):
+        further = seen.longest + 1 if self._hopeful else max(2 * seen.longest, 1)
+        for length in range(1, min(further, LONGEST, (MOST - 1) // width) + 1):
             call = cost.call(rows * (1 + width * length))
             tokens += guessed * reached[length - 1]
             seconds += guessed * deep[length - 1] * (call - before)
