@@ -19,7 +19,7 @@ from draftproof.engine.laws import Member, Row
 from draftproof.engine.propose import by_draw, propose
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
-from draftproof.models import drafter, headnet, native
+from draftproof.models import drafter, headnet
 from draftproof.models.head import HeadModel
 from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel
@@ -28,6 +28,7 @@ from draftproof.models.lean import pack, rebuild
 from draftproof.models.llama import Rotation, Shape
 from draftproof.models.memo import Memo
 from draftproof.models.session import sessions
+from draftproof.native import build
 from tests import gof, tiny
 
 TAPS = (0, 1, 2)
@@ -372,7 +373,7 @@ def test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level(precision
     lean = pack(lean) if precision == "float32" else quantise(lean, list(range(40, 90)))
     model = HeadModel(HFModel(lean, tiny.tokenizer()), network(layers=layers))
     in_c, made = model.in_c, []
-    able = native.compiled() is not None and native.compiled().has_floats() and native.compiled().has_linear()
+    able = build.compiled() is not None and build.compiled().has_floats() and build.compiled().has_linear()
     assert (in_c is not None) == able
     for model.in_c in (in_c, None):
         target, drafters = sessions(model.target, [model], 1, 60)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import draftproof as dp
-from draftproof.models import int8, native
+from draftproof.models import int8
 from draftproof.models.hf import HFModel
 from draftproof.models.int8 import Int8Linear, quantise
 from draftproof.models.lean import rebuild
+from draftproof.native import build
 from tests import tiny
 
 TEXT = list(range(40, 90))
@@ -26,7 +27,7 @@ def layer(bias: bool = True) -> tuple[torch.nn.Linear, Int8Linear]:
 @pytest.mark.parametrize("way", ["C", int8.onednn, int8.int_mm, int8.slow])
 def test_a_row_alone_and_in_company_is_the_same_bit_for_bit(monkeypatch, way):
     if way != "C":
-        monkeypatch.setattr(native, "compiled", lambda: None)
+        monkeypatch.setattr(build, "compiled", lambda: None)
         if not int8.is_exact(way):
             assert int8.product() is not way
             return
@@ -71,7 +72,7 @@ def test_the_result_is_near_the_float_layer():
 @pytest.mark.parametrize("way", ["C", "torch"])
 def test_the_norm_before_a_layer_is_part_of_it(monkeypatch, way):
     if way == "torch":
-        monkeypatch.setattr(native, "compiled", lambda: None)
+        monkeypatch.setattr(build, "compiled", lambda: None)
     linear, _ = layer()
     norm = torch.nn.RMSNorm(96, 1e-5)
     with torch.no_grad():

@@ -13,12 +13,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import draftproof as dp
+from draftproof import native
 from draftproof.draft import Tree
-from draftproof.models import native
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import Lean, pack, rebuild
 from draftproof.models.llama import Block, Rotation, Shape, frequencies
 from draftproof.models.slots import SlotCache
+from draftproof.native import build
 from tests import tiny
 
 SCALED = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -69,14 +70,14 @@ def test_it_says_what_transformers_says(name):
 def test_sessions_do_not_notice(monkeypatch, name, way):
     """Uneven rows, trees drafted level by level, several steps, paths kept; inside and beyond the window."""
     if way == "torch":
-        monkeypatch.setattr(native, "compiled", lambda: None)
+        monkeypatch.setattr(build, "compiled", lambda: None)
     network = networks()[name]
     tree = Tree((-1, 0, 0, 1, 1, 2))
     said = []
     ours = rebuild(copy.deepcopy(network))
     if way == "packed":
         pack(ours)
-        assert (ours.blocks.laid_out is not None) == bool(native.compiled() and native.compiled().has_floats())
+        assert (ours.blocks.laid_out is not None) == bool(build.compiled() and build.compiled().has_floats())
     for one in (HFModel(network), HFModel(ours)):
         session, numbers = one.session(2, 60), np.random.default_rng(3)
         session.join(0, [7, 8, 9, 10])
@@ -93,20 +94,20 @@ def test_sessions_do_not_notice(monkeypatch, name, way):
 
 def test_a_compiler_is_used_where_there_is_one(tmp_path, monkeypatch):
     with_gcc = sys.platform == "linux" and "gcc" in os.path.realpath(shutil.which("cc") or "")
-    assert native.compiled() is not None or not with_gcc
+    assert build.compiled() is not None or not with_gcc
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert native.compiled.__wrapped__() is None
+    assert build.compiled.__wrapped__() is None
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
-    assert native.compiled.__wrapped__() is None
+    assert build.compiled.__wrapped__() is None
 
 
 @pytest.mark.parametrize("size", [8, 64, 80])
 def test_attention_in_c_is_attention(size):
     """Long texts and heads of every kind of size; what is masked counts for nothing."""
-    if native.compiled() is None:
+    if build.compiled() is None:
         return
     torch.manual_seed(4)
     block = Block(Shape(width=48, heads=6, shared=2, size=size, inner=32)).requires_grad_(False)
@@ -131,7 +132,7 @@ def test_attention_in_c_is_attention(size):
 
 
 def test_in_c_a_row_alone_and_in_company_is_the_same_bit_for_bit():
-    if native.compiled() is None or not native.compiled().has_floats():
+    if build.compiled() is None or not build.compiled().has_floats():
         return
     torch.manual_seed(5)
     linear, norm, x = torch.nn.Linear(96, 70), torch.nn.RMSNorm(96, 1e-5), torch.randn(33, 96)
@@ -148,7 +149,7 @@ def test_in_c_a_row_alone_and_in_company_is_the_same_bit_for_bit():
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_in_c_a_token_is_read_the_same_with_and_without_guesses_after_it(dtype, tmp_path):
     """Bit for bit through the whole network: what comes later is not just small, it is nothing."""
-    if native.compiled() is None or not (native.compiled().has_floats() and native.compiled().has_linear()):
+    if build.compiled() is None or not (build.compiled().has_floats() and build.compiled().has_linear()):
         return
     model, said = dp.load(str(tiny.save(tmp_path)), dtype=dtype), []
     for length in (0, 1, 5, 19):
@@ -160,7 +161,7 @@ def test_in_c_a_token_is_read_the_same_with_and_without_guesses_after_it(dtype, 
 
 
 def test_the_gate_in_c_is_the_gate():
-    if native.compiled() is None:
+    if build.compiled() is None:
         return
     joint = torch.cat([torch.linspace(-200, 200, 4001), torch.randn(4001)])[None, None]
     gate, up = joint.chunk(2, dim=-1)
@@ -170,7 +171,7 @@ def test_the_gate_in_c_is_the_gate():
 @pytest.mark.parametrize("way", ["C", "torch"])
 def test_packed_weights_say_the_same(monkeypatch, tmp_path, way):
     if way == "torch":
-        monkeypatch.setattr(native, "compiled", lambda: None)
+        monkeypatch.setattr(build, "compiled", lambda: None)
     folder = str(tiny.save(tmp_path))
     plain, packed = dp.load(folder, lean=False), dp.load(folder)
     assert not any(isinstance(layer, torch.nn.Linear) for layer in packed.network.modules())

@@ -5,57 +5,57 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftproof import law, verify
+from draftproof import law, native, verify
 from draftproof.controls import softmax
 from draftproof.draft import Draft, Tree
-from draftproof.models import native, native_step
+from draftproof.native import build
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 259, 49152])
 def test_laws_and_draws(size):
-    if native.compiled() is None:
+    if build.compiled() is None:
         return
     chance = np.random.default_rng(size)
     scores = (4 * chance.standard_normal((3, size))).astype(np.float32)
     scores[:, size // 2 + 1 :: 3] = -np.inf
-    made = native_step.whole_laws(scores, 0.8)
+    made = native.whole_laws(scores, 0.8)
     truth = softmax(scores.astype(np.float64), 0.8)
     assert np.abs(made - truth).sum(axis=-1).max() < 1e-7
     assert np.all(made[scores == -np.inf] == 0)
     for u in (np.zeros(3), np.full(3, 1 - 2.0**-53), *chance.random((20, 3))):
-        assert native_step.draws(made, u).tolist() == law.sample(made, u).tolist()
+        assert native.draws(made, u).tolist() == law.sample(made, u).tolist()
 
 
 def test_a_law_of_nothing_draws_nothing():
-    if native.compiled() is None:
+    if build.compiled() is None:
         return
-    assert native_step.draws(np.zeros((2, 300), dtype=np.float32), np.array([0.0, 0.9])).tolist() == [-1, -1]
+    assert native.draws(np.zeros((2, 300), dtype=np.float32), np.array([0.0, 0.9])).tolist() == [-1, -1]
 
 
 def test_the_last_token_that_can_be_drawn_is_drawn_however_sums_are_rounded():
-    if native.compiled() is None:
+    if build.compiled() is None:
         return
     made = np.zeros((1, 700), dtype=np.float32)
     made[0, [3, 600]] = 0.1, 0.9
-    assert native_step.draws(made, np.array([np.nextafter(1.0, 0)])).tolist() == [600]
-    assert native_step.draws(made, np.array([1.0])).tolist() == [600]  # as if u * total had been rounded up
+    assert native.draws(made, np.array([np.nextafter(1.0, 0)])).tolist() == [600]
+    assert native.draws(made, np.array([1.0])).tolist() == [600]  # as if u * total had been rounded up
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 def test_what_is_no_score_is_left_to_the_core(odd):
     scores = np.zeros((2, 40), dtype=np.float32)
-    assert (native_step.whole_laws(scores, 1.0) is None) == (native.compiled() is None)
+    assert (native.whole_laws(scores, 1.0) is None) == (build.compiled() is None)
     scores[1, 38] = odd
-    assert native_step.whole_laws(scores, 1.0) is None
+    assert native.whole_laws(scores, 1.0) is None
     scores[1] = -np.inf
-    assert native_step.whole_laws(scores, 1.0) is None
+    assert native.whole_laws(scores, 1.0) is None
 
 
-@pytest.mark.parametrize("rule", native_step.CHAINS)
+@pytest.mark.parametrize("rule", native.CHAINS)
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_chain_is_verified_as_the_rule_says(rule, length):
     """Good and bad guesses, laws with zeros, and p where all of it can be guessed."""
-    if native.compiled() is None:
+    if build.compiled() is None:
         return
     chance, verifier, tree = np.random.default_rng(length), verify.get(rule), Tree.chain(length)
     ends = set()
@@ -64,12 +64,12 @@ def test_a_chain_is_verified_as_the_rule_says(rule, length):
         scores = 2 * chance.standard_normal((length + 1, 90)).astype(np.float32)
         near = scores[:, names] + chance.standard_normal((length + 1, len(names))).astype(np.float32)
         scores[chance.random(scores.shape) < 0.2] = -np.inf
-        p, q = native_step.whole_laws(scores, 1.0), native_step.whole_laws(near, 1.0)
+        p, q = native.whole_laws(scores, 1.0), native.whole_laws(near, 1.0)
         q[-1] = 0
-        places = native_step.draws(q[:-1], chance.random(length))
+        places = native.draws(q[:-1], chance.random(length))
         tokens = np.concatenate([[0], names[places]])
         u = chance.random(2)
-        made = native_step.verify(rule, p, q, names, tokens, (u[0], u[1]))
+        made = native.verify(rule, p, q, names, tokens, (u[0], u[1]))
         wide = np.zeros_like(p)
         wide[:, names] = q
         draft = Draft(tree, tokens[None], wide[None].astype(np.float64), p[None].astype(np.float64))
@@ -85,5 +85,5 @@ def test_a_chain_is_verified_as_the_rule_says(rule, length):
 def test_other_rules_and_other_numbers_are_left_to_the_core():
     p = np.full((2, 4), 0.25, dtype=np.float32)
     u = (0.5, 0.5)
-    assert native_step.verify("traversal", p, p, np.arange(4), np.array([0, 1]), u) is None
-    assert native_step.verify("block", p.astype(np.float64), p, np.arange(4), np.array([0, 1]), u) is None
+    assert native.verify("traversal", p, p, np.arange(4), np.array([0, 1]), u) is None
+    assert native.verify("block", p.astype(np.float64), p, np.arange(4), np.array([0, 1]), u) is None

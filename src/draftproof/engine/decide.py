@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftproof import native
 from draftproof.couple import Coupling
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.engine.laws import Member, Row, beside, drawn, noise, numbers
@@ -14,7 +15,6 @@ from draftproof.engine.propose import Guesser, Proposal
 from draftproof.engine.rest import Rest
 from draftproof.law import Array, sample
 from draftproof.lossy import Lossy
-from draftproof.models import native_step
 from draftproof.noise import Lane, races
 
 
@@ -74,7 +74,7 @@ def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -
         return None
     member = [(rows[0].members[0], rows[0].step)]
     u = float(noise(member, Lane.STOP, 1)[0, 0]), float(noise(member, Lane.NEXT, 1)[0, 0])
-    made = native_step.verify(rule, p[0], np.asarray(proposal.laws[0])[0], names, proposal.tokens[0], u)
+    made = native.verify(rule, p[0], np.asarray(proposal.laws[0])[0], names, proposal.tokens[0], u)
     if made is None:
         return None
     return [Decision(0, 0, made.node, made.token, _by_depth(made.stop, proposal.tree))]

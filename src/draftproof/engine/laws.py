@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
+from draftproof import native
 from draftproof.draft import Tree
 from draftproof.law import Array, sample
-from draftproof.models import native_step
 from draftproof.noise import Lane, uniform, uniforms
 from draftproof.sampling import Context, Sampling, law
 
@@ -71,7 +71,7 @@ def laws(
 def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None) -> Array:
     """In C where a law is one softmax of all tokens."""
     if isinstance(scores, np.ndarray) and sampling.is_whole and not sampling.names_tokens:
-        made = native_step.whole_laws(scores, float(sampling.temperature))  # type: ignore[arg-type]
+        made = native.whole_laws(scores, float(sampling.temperature))  # type: ignore[arg-type]
         if made is not None:  # else the scores are not fit for it, and the error is told
             return made
     return law(scores, sampling, contexts)
@@ -79,7 +79,7 @@ def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None) -> A
 
 def drawn(law: Array, u: Array) -> Array:
     """A token [B] from each law [B, V] by a uniform [B]: `law.sample`, in C where that is possible."""
-    made = native_step.draws(law, u) if isinstance(law, np.ndarray) else None
+    made = native.draws(law, u) if isinstance(law, np.ndarray) else None
     return sample(law, u) if made is None else made
 
 

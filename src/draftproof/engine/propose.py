@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
+from draftproof import native
 from draftproof.draft import Tree
 from draftproof.draws import Draw
 from draftproof.engine.laws import Row, beside, laws, light, noise, numbers
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models import native_step
 from draftproof.models.session import Session
 from draftproof.noise import Lane
 
@@ -34,7 +34,7 @@ def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     def pick(q: Array, children: list[int], depth: int) -> Array:
         mine = beside(u[:, children], q)
         if len(children) == 1 and plain and isinstance(q, np.ndarray):
-            one = native_step.draws(np.ascontiguousarray(q), mine)
+            one = native.draws(np.ascontiguousarray(q), mine)
             if one is not None:
                 return one[:, None]
         return draw.sample(q, mine)

@@ -1,4 +1,4 @@
-"""Parts of a layer as Triton kernels, for calls of few tokens on a GPU: what native.py is on a CPU.
+"""Parts of a layer as Triton kernels, for calls of few tokens on a GPU: what draftproof.native is on a CPU.
 
 A call of few tokens takes as long as its weights take to be read, and then some microseconds for every kernel. torch
 needs some thirty of them for a layer, mostly for attention. Here it is eight, four of which are cuBLAS's products; or

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from draftproof import native
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models import headnet, native, native_step
+from draftproof.models import headnet
 from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel, HFSession, additive, ancestry
 from draftproof.models.int8 import Int8Linear, in_integers
@@ -58,7 +59,7 @@ class HeadModel:
             self.network = in_integers(self.network, {})
         elif isinstance(like, Packed):
             self.network, self.output = pack(self.network), Packed(output)
-        self.in_c = native_step.guesser(self.network, self.embed.weight, self.output, self.norm)
+        self.in_c = native.guesser(self.network, self.embed.weight, self.output, self.norm)
 
     def session(self, rows: int, capacity: int) -> HeadSession:
         raise DraftproofError("a head reads its target's session: open both with draftproof.models.session.sessions")
@@ -137,7 +138,7 @@ class HeadSession:
         self._first(1)
         entry = int(self.known[0])
         store = self.cache.layers[-1]
-        return native_step.guess(self.model.in_c, self.states, self.angles, entry, store, temperature, u)
+        return native.guess(self.model.in_c, self.states, self.angles, entry, store, temperature, u)
 
     def widen(self, q: Array) -> torch.Tensor:
         """A law over the tokens it can guess as one over all."""

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from draftproof import native
 from draftproof.errors import DraftproofError
-from draftproof.models import native
 from draftproof.models.llama import Block, Blocks, Mask, Rotation, Shape, Store, frequencies, normed
 from draftproof.models.shrunk import restore, shrink
 

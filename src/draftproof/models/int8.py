@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.models import native
+from draftproof import native
 from draftproof.models.llama import Block, lay_out
 
 # A little of everything, to see which channels are large. The choice shapes the model; sampling from it stays exact.

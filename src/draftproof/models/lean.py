@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.models import cuda, native
+from draftproof import native
+from draftproof.models import cuda
 from draftproof.models.hf import attention_windows
 from draftproof.models.llama import Block, Blocks, Mask, Rotation, Shape, lay_out
+from draftproof.native import build
 
 FAMILIES = ("llama", "mistral", "qwen2")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the length of the text
@@ -132,7 +134,7 @@ class Packed(nn.Module):
 
 def pack(network: Any) -> Any:
     """Lay the linear layers of a float32 network on the CPU out for calls of few rows, one by one and in place."""
-    if torch._C._has_mkldnn or native.compiled() is not None:
+    if torch._C._has_mkldnn or build.compiled() is not None:
         for parent in list(network.modules()):
             for name, child in list(parent.named_children()):
                 if type(child) is nn.Linear:

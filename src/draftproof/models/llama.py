@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.models import cuda, native
+from draftproof import native
+from draftproof.models import cuda
 
 # [B, 1, T, S] additive or boolean; its rule, where kernels are to do the call; None where every query sees all
 Mask: TypeAlias = torch.Tensor | cuda.Causal | None

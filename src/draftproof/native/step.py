@@ -12,25 +12,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from draftproof.models import native
-from draftproof.models.native import Layer, Linear, Sizes, Stack
+from draftproof.native import build
+from draftproof.native.build import Sizes
+from draftproof.native.layers import Layer, Linear, Stack, absorb
 
 
 def whole_laws(scores: np.ndarray, temperature: float) -> np.ndarray | None:
     """[..., V] exp(scores / temperature), scaled; None where a score is not fit for it, or without a compiler."""
-    if scores.dtype != np.float32 or not scores.flags.c_contiguous or native.compiled() is None:
+    if scores.dtype != np.float32 or not scores.flags.c_contiguous or build.compiled() is None:
         return None
     made, size = np.empty_like(scores), scores.shape[-1]
-    bad = native.compiled().laws(scores.ctypes.data, scores.size // size, size, temperature, made.ctypes.data)
+    bad = build.compiled().laws(scores.ctypes.data, scores.size // size, size, temperature, made.ctypes.data)
     return None if bad else made
 
 
 def draws(law: np.ndarray, u: np.ndarray) -> np.ndarray | None:
     """As `law.sample`: laws [..., V] and uniforms [...] in float64 -> tokens [...], -1 where a law is zero."""
-    if law.dtype != np.float32 or not law.flags.c_contiguous or native.compiled() is None:
+    if law.dtype != np.float32 or not law.flags.c_contiguous or build.compiled() is None:
         return None
     tokens, size = np.empty(law.shape[:-1], dtype=np.int64), law.shape[-1]
-    native.compiled().draws(
+    build.compiled().draws(
         law.ctypes.data, law.size // size, size, np.ascontiguousarray(u).ctypes.data, tokens.ctypes.data
     )
     return tokens
@@ -52,13 +53,13 @@ def verify(
 ) -> Verdict | None:
     """A chain of guesses tokens [N], drawn from laws q [N, D] of the tokens with these names, against p [N, V], by one
     uniform to stop and one to go on: as the rule's `stop` and `next` say; None where that is not for this function."""
-    fit = all(law.dtype == np.float32 and law.flags.c_contiguous for law in (p, q)) and native.compiled() is not None
+    fit = all(law.dtype == np.float32 and law.flags.c_contiguous for law in (p, q)) and build.compiled() is not None
     if rule not in CHAINS or not fit:
         return None
     (nodes, size), known = p.shape, len(names)
     places, stop, made = np.searchsorted(names, tokens), np.empty(nodes), np.zeros(2, dtype=np.int64)
     names, room = np.ascontiguousarray(names, dtype=np.int64), np.empty(size, dtype=np.float32)
-    native.compiled().verify(
+    build.compiled().verify(
         *(array.ctypes.data for array in (p, q, names, places)),
         *(nodes, size, known, CHAINS.index(rule)),
         *u,
@@ -68,7 +69,7 @@ def verify(
 
 
 class Head(ctypes.Structure):
-    """A trained head, as native_step.c has it."""
+    """A trained head, as step.c has it."""
 
     _fields_ = (
         ("layer", ctypes.c_void_p),
@@ -97,7 +98,7 @@ def guesser(network: Any, embeddings: torch.Tensor, output: Any, norm: Any) -> G
     last, gain = len(stack.layers) - 1, None
     plan = Linear.from_buffer_copy(rows.plan)
     if isinstance(norm, torch.nn.RMSNorm):
-        gain = native.absorb(norm, plan)
+        gain = absorb(norm, plan)
     norms = [network.norm_state.weight, network.norm_embedding.weight]
     words = (embeddings, *norms)
     made = Head(
@@ -125,7 +126,7 @@ def guess(
     states[0] = state.flatten()
     places, widest = np.empty(count, dtype=np.int64), max(head.stack.width, 2 * head.width)
     work = torch.empty(3 * widest + head.width + 2)
-    made = native.compiled().guess(
+    made = build.compiled().guess(
         ctypes.byref(head.plan),
         Sizes(1, 1, head.stack.heads, shared, size, room, 0, entry + 1, 1, entry + 2, 0, 0),
         count,

@@ -1,37 +1,29 @@
-"""Layers as functions in C, on the CPU of a machine with a compiler.
+"""Layers as functions in C.
 
 In the middle of a call every torch operation costs ten microseconds or more, whatever it does, and a layer has dozens.
 Here all layers of a call are one function, which reads their weights as fast as memory gives them. A row's numbers are
-summed in the same order whatever stands beside it, so its result is the same to the last bit. The functions are
-compiled on first use, within seconds; where that is not possible torch does the work.
+summed in the same order whatever stands beside it, so its result is the same to the last bit.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.models.fetch import cache_folder
+from draftproof.native import build
+from draftproof.native.build import Sizes
 
-# sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
-FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
 FEW, MANY = 32, 512  # tokens of a text in one call, for a single function and for all layers
 LONGEST = 1 << 15  # slots that one token looks at
 GROUP = 32  # columns of weights that lie together
 
 
 class Linear(ctypes.Structure):
-    """A linear layer and the norm before it, as native.c has them."""
+    """A linear layer and the norm before it, as layers.c has them."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "scale", "sums", "bias", "gain")),
@@ -66,7 +58,7 @@ def lay_out(
     of its squares: with a suitable gain, RMSNorm. Then it is rounded to bytes.
     """
     outputs, width = weight.shape
-    if width % 8 or compiled() is None or not compiled().has_linear():
+    if width % 8 or build.compiled() is None or not build.compiled().has_linear():
         return None
     missing = -outputs % GROUP
     whole = F.pad(weight, (0, 0, 0, missing)).view(-1, GROUP, width // 4, 4).transpose(1, 2).contiguous()
@@ -78,7 +70,7 @@ def lay_out(
 def lay_out_floats(weight: torch.Tensor, bias: torch.Tensor | None) -> Layer | None:
     """Weights [N, K] in float32; None where the C function is not to be had."""
     outputs, width = weight.shape
-    if width % 2 or compiled() is None or not compiled().has_floats():
+    if width % 2 or build.compiled() is None or not build.compiled().has_floats():
         return None
     whole = F.pad(weight, (0, 0, 0, -outputs % GROUP)).view(-1, GROUP, width).transpose(1, 2).contiguous()
     return _layer(whole, (None, None, bias, None), None, width, outputs)
@@ -98,12 +90,12 @@ def linear(x: torch.Tensor, layer: Layer) -> torch.Tensor:
     count = x.numel() // plan.width
     out = torch.empty((*x.shape[:-1], plan.outputs))
     room = torch.empty(count * (plan.width + 2))
-    compiled().linear(ctypes.byref(plan), x.data_ptr(), count, room.data_ptr(), out.data_ptr())
+    build.compiled().linear(ctypes.byref(plan), x.data_ptr(), count, room.data_ptr(), out.data_ptr())
     return out
 
 
 class Block(ctypes.Structure):
-    """A layer of the Llama family, as native.c has it."""
+    """A layer of the Llama family, as layers.c has it."""
 
     _fields_ = tuple((name, Linear) for name in ("qkv", "out", "gate_up", "down"))
 
@@ -167,7 +159,7 @@ def run(
     states = torch.empty((count, *x.shape)) if keep else None
     work = torch.empty(rows * (3 * layers.width + width + 2))
     kept = [buffer.data_ptr() for store in stores for buffer in (store.keys, store.values)]
-    compiled().stack(
+    build.compiled().stack(
         sizes,
         count,
         first,
@@ -188,13 +180,13 @@ def run(
 def fits(x: torch.Tensor, most: int = FEW) -> bool:
     """Whether `norm`, `gate` and `attend` take this tensor [B, T, ...]; on many tokens torch is as fast."""
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and not x.requires_grad
-    return plain and x.shape[1] <= most and x.is_contiguous() and compiled() is not None
+    return plain and x.shape[1] <= most and x.is_contiguous() and build.compiled() is not None
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm of x [B, T, width]."""
     out, width = torch.empty(x.shape), x.shape[-1]
-    compiled().norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width, out.data_ptr())
+    build.compiled().norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width, out.data_ptr())
     return out
 
 
@@ -202,20 +194,8 @@ def gate(joint: torch.Tensor) -> torch.Tensor:
     """[B, T, 2 * width] -> silu(first half) * second half."""
     width = joint.shape[-1] // 2
     out = torch.empty((*joint.shape[:-1], width))
-    compiled().gate(joint.data_ptr(), joint.numel() // (2 * width), width, out.data_ptr())
+    build.compiled().gate(joint.data_ptr(), joint.numel() // (2 * width), width, out.data_ptr())
     return out
-
-
-SIZES = (
-    *("batch", "tokens", "heads", "shared", "size", "room", "first"),
-    *("start", "begin", "used", "mask_row", "mask_token"),
-)
-
-
-class Sizes(ctypes.Structure):
-    """Of `attend`, as native.c has them."""
-
-    _fields_ = tuple((name, ctypes.c_long) for name in SIZES)
 
 
 def attend(
@@ -233,7 +213,7 @@ def attend(
     sizes, slots = place
     cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
     out = torch.empty((batch, tokens, heads * store.keys.shape[-1]))
-    compiled().attend(
+    build.compiled().attend(
         sizes,
         joint.data_ptr(),
         cos.data_ptr(),
@@ -268,50 +248,3 @@ def _place(
     slots = None if cache.start is not None else cache.slots.contiguous()
     place = (room, cache.first, cache.start or 0, cache.begin, cache.used)
     return Sizes(batch, tokens, heads, shared, size, *place, row, token), slots
-
-
-@cache
-def compiled() -> Any:
-    """The C functions, kept in the cache folder; None without a compiler, a processor or a torch that they need."""
-    sources = [
-        Path(__file__).with_name(name) for name in ("native_step.c", "native.c")
-    ]  # the first includes the second
-    compiler, about = shutil.which("cc"), Path("/proc/cpuinfo")
-    if compiler is None or not about.is_file():
-        return None
-    flags = next((line for line in about.read_text().splitlines() if line.startswith("flags")), "")
-    name = hashlib.sha256(
-        b"".join(one.read_bytes() for one in sources) + f"{compiler} {FLAGS} {flags}".encode()
-    ).hexdigest()
-    made = cache_folder() / f"native-{name[:16]}.so"
-    try:
-        if not made.exists():
-            _compile(compiler, sources[0], made)
-        library = ctypes.CDLL(str(made))  # a call takes milliseconds, in which others may have the interpreter
-    except (OSError, subprocess.SubprocessError):
-        return None
-    pointer, count = ctypes.c_void_p, ctypes.c_long
-    library.linear.argtypes = [pointer, pointer, count, pointer, pointer]
-    library.stack.argtypes = [Sizes, count, *[pointer] * 9, count, pointer]
-    library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
-    library.gate.argtypes = [pointer, count, count, pointer]
-    library.attend.argtypes = [Sizes, *[pointer] * 8]
-    library.laws.argtypes, library.laws.restype = [pointer, count, count, ctypes.c_float, pointer], count
-    library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
-    library.guess.restype = count
-    library.draws.argtypes = [pointer, count, count, pointer, pointer]
-    uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]
-    library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
-    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend"):
-        getattr(library, name).restype = None
-    return library
-
-
-def _compile(compiler: str, source: Path, made: Path) -> None:
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-        part, whole = Path(scratch) / "native.o", Path(scratch) / made.name
-        # linked without OpenMP of its own: it finds torch's, so both use the same threads
-        for command in ([*FLAGS.split(), "-c", str(source), "-o", str(part)], ["-shared", str(part), "-o", str(whole)]):
-            subprocess.run([compiler, *command], check=True, capture_output=True, timeout=60)
-        whole.replace(made)  # at once, so that nobody loads half a file

@@ -1,6 +1,6 @@
 /* What a step does beside calls of the target: laws and draws, the guesses of a head, and what becomes of them. */
 
-#include "native.c"
+#include "layers.c"
 
 typedef double Doubles __attribute__((vector_size(128), aligned(4)));
 

@@ -1,0 +1,73 @@
+"""The C functions as a library, compiled on first use, within seconds, and kept in the cache folder."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
+FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
+
+
+SIZES = (
+    *("batch", "tokens", "heads", "shared", "size", "room", "first"),
+    *("start", "begin", "used", "mask_row", "mask_token"),
+)
+
+
+class Sizes(ctypes.Structure):
+    """Of `attend`, as layers.c has them."""
+
+    _fields_ = tuple((name, ctypes.c_long) for name in SIZES)
+
+
+@cache
+def compiled() -> Any:
+    """The C functions, kept in the cache folder; None without a compiler, a processor or a torch that they need."""
+    from draftproof.models.fetch import cache_folder  # here, because models need this module
+
+    sources = [Path(__file__).with_name(name) for name in ("step.c", "layers.c")]  # the first includes the second
+    compiler, about = shutil.which("cc"), Path("/proc/cpuinfo")
+    if compiler is None or not about.is_file():
+        return None
+    flags = next((line for line in about.read_text().splitlines() if line.startswith("flags")), "")
+    text = b"".join(one.read_bytes() for one in sources) + f"{compiler} {FLAGS} {flags}".encode()
+    name = hashlib.sha256(text).hexdigest()
+    made = cache_folder() / f"native-{name[:16]}.so"
+    try:
+        if not made.exists():
+            _compile(compiler, sources[0], made)
+        library = ctypes.CDLL(str(made))  # a call takes milliseconds, in which others may have the interpreter
+    except (OSError, subprocess.SubprocessError):
+        return None
+    pointer, count = ctypes.c_void_p, ctypes.c_long
+    library.linear.argtypes = [pointer, pointer, count, pointer, pointer]
+    library.stack.argtypes = [Sizes, count, *[pointer] * 9, count, pointer]
+    library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
+    library.gate.argtypes = [pointer, count, count, pointer]
+    library.attend.argtypes = [Sizes, *[pointer] * 8]
+    library.laws.argtypes, library.laws.restype = [pointer, count, count, ctypes.c_float, pointer], count
+    library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
+    library.guess.restype = count
+    library.draws.argtypes = [pointer, count, count, pointer, pointer]
+    uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]
+    library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
+    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend"):
+        getattr(library, name).restype = None
+    return library
+
+
+def _compile(compiler: str, source: Path, made: Path) -> None:
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        part, whole = Path(scratch) / "native.o", Path(scratch) / made.name
+        # linked without OpenMP of its own: it finds torch's, so both use the same threads
+        for command in ([*FLAGS.split(), "-c", str(source), "-o", str(part)], ["-shared", str(part), "-o", str(whole)]):
+            subprocess.run([compiler, *command], check=True, capture_output=True, timeout=60)
+        whole.replace(made)  # at once, so that nobody loads half a file
