@@ -8,6 +8,7 @@ import torch
 from draftproof import kernels
 from draftproof.errors import DraftproofError
 from draftproof.kernels import Controls, Names, Picked, reference
+from draftproof.kernels.types import Siblings
 from draftproof.law import sample
 from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Context, Sampling
@@ -38,7 +39,7 @@ def scene(
 def assert_lawful(out: Picked, data: tuple, names: Names) -> None:
     """Every outcome is the law's, or its uniform lies at the edge of the outcome's interval."""
     target, node, draft, row, tokens, controls, _ = data
-    star = reference.spread(target.double(), node, draft.double(), row, tokens, controls, controls)
+    star = reference.spread(Siblings(target.double(), node, draft.double(), row, tokens, controls, controls))
     verifier = VERIFIERS["optimal_binned"]
     for law, lane, found, matters in (
         (verifier.stop(star), Lane.STOP, out.child, out.child >= 0),

@@ -62,7 +62,7 @@ def decide(
     if rest is not None:
         emitted = rest.spread(emitted, index, last)
     token = numbers(drawn(emitted, beside(noise(names, Lane.NEXT, 1)[:, 0], emitted)))
-    return [Decision(b, m, *rest) for (b, m), *rest in zip(places, last, token, reached, cost, strict=True)]
+    return [Decision(b, m, *found) for (b, m), *found in zip(places, last, token, reached, cost, strict=True)]
 
 
 def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -> list[Decision] | None:

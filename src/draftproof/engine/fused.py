@@ -75,7 +75,7 @@ class FusedBatch:
         self._new: dict[int, Request] = {}  # by row: those whose prompts are still to be read
         self._waiting: list[_Reading] = []
         self._said: list[tuple[Request, list[Piece]]] = []  # read before its turn
-        self._plain = 0  # steps in a row that the drafter did not see
+        self._missed = False  # whether the drafter did not see the last step
         self._mark = 0.0  # when the last step was read
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -181,9 +181,9 @@ class FusedBatch:
 
     def _launch(self, joins: bool) -> _Reading:
         length = self.length if self.pace is None else min(self.pace.length, self.length)
-        if length and self._plain:
+        if length and self._missed:
             self._remind()
-        self._plain = 0 if length else self._plain + 1
+        self._missed = not length
         made = self.chains.run(length).to_host()
         done: Any = None
         if self.device.type == "cuda":

@@ -97,9 +97,7 @@ class Clock:
         place = bisect_left(sizes, tokens)
         if place < len(sizes) and sizes[place] == tokens:
             return times[place]
-        if place == 0:
-            return _supposed(times[0], tokens / sizes[0])
-        if len(sizes) == 1:
+        if place == 0 or len(sizes) == 1:
             return _supposed(times[0], tokens / sizes[0])
         beyond = place == len(sizes)
         low, high = (0, place - 1) if beyond else (place - 1, place)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftproof.errors import DraftproofError
 from draftproof.kernels import reference
-from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Summary, pack
+from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Siblings, Summary, pack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 
@@ -128,13 +128,14 @@ def pick(
         raise DraftproofError(
             "penalties depend on the path to a node: use draftproof.sampling.law and draftproof.verify"
         )
+    guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
-        return reference.pick(target, node, draft, row, tokens, controls, theirs, names)
+        return reference.pick(guesses, names)
     from draftproof.kernels import binned
 
     laws = summarise(target, controls) if laws is None else laws
     drafted = summarise(draft, theirs) if drafted is None else drafted
-    return binned.pick(target, node, draft, row, tokens, controls, theirs, names, laws, drafted)
+    return binned.pick(guesses, names, laws, drafted)
 
 
 def summarise(logits: Tensor, controls: Controls, tokens: Tensor | None = None) -> Summary:

@@ -13,27 +13,17 @@ from torch import Tensor
 from draftproof.errors import DraftproofError
 from draftproof.kernels import launch
 from draftproof.kernels.device import State
-from draftproof.kernels.siblings import draw_left, fill, leave
-from draftproof.kernels.types import Controls, Names, Picked, Summary
+from draftproof.kernels.siblings import UNIT, draw_left, fill, leave
+from draftproof.kernels.types import Names, Picked, Siblings, Summary
 from draftproof.law import capped_ratio, divide, positive
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import optimal, optimal_binned
 
 
-def pick(
-    target: Tensor,
-    node: Tensor,
-    draft: Tensor,
-    row: Tensor,
-    tokens: Tensor,
-    controls: Controls,
-    draft_controls: Controls,
-    names: Names,
-    laws: Summary,
-    drafted: Summary,
-) -> Picked:
+def pick(guesses: Siblings, names: Names, laws: Summary, drafted: Summary) -> Picked:
     """See draftproof.kernels.pick."""
+    target, node, draft, row, tokens, controls, draft_controls = guesses
     batch, count = tokens.shape
     size, device = target.shape[-1], target.device
     tokens = tokens.contiguous()
@@ -48,7 +38,7 @@ def pick(
     parts = launch.Plan.of(batch, 1, size).parts
     with launch.on(device):
         fill[(batch * parts,)](*common, masses, points, seen, parts, count, 1024, triton.next_power_of_2(count))
-        p_bins, q_bins = (masses * 2.0**-40).cpu().unbind(1)
+        p_bins, q_bins = (masses / UNIT.value).cpu().unbind(1)
         if (p_bins.sum(1) < 0.5).any():
             raise DraftproofError("a target row holds NaN or +inf, or no token is allowed: mend the logits")
         drawn = (tokens.cpu() >= 0) & (q_bins.sum(1, keepdim=True) > 0)  # a broken draft row draws nothing

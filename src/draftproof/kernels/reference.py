@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draftproof import controls as apply
 from draftproof.draft import Draft, Tree
-from draftproof.kernels.types import Controls, Emitted, Names, Picked, Rule, unpack
+from draftproof.kernels.types import Controls, Emitted, Names, Picked, Rule, Siblings, unpack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
@@ -93,36 +93,20 @@ def verify(
     return assemble(chain.p, tokens, stop, token)
 
 
-def pick(
-    target: Tensor,
-    node: Tensor,
-    draft: Tensor,
-    row: Tensor,
-    tokens: Tensor,
-    controls: Controls,
-    draft_controls: Controls,
-    names: Names,
-) -> Picked:
+def pick(guesses: Siblings, names: Names) -> Picked:
     """The accepted guess after one node, or the token instead, by optimal_binned on a star."""
-    star = spread(target, node, draft, row, tokens, controls, draft_controls)
+    star = spread(guesses)
     verifier = VERIFIERS["optimal_binned"]
     child, token = (
         draw(law, uniforms(*names, lane, 1)[:, 0])
-        for law, lane in ((verifier.stop(star), Lane.STOP), (verifier.next(star, node * 0), Lane.NEXT))
+        for law, lane in ((verifier.stop(star), Lane.STOP), (verifier.next(star, guesses.node * 0), Lane.NEXT))
     )
     return Picked(child, torch.where(child > 0, star.tokens.gather(1, child[:, None])[:, 0], token))
 
 
-def spread(
-    target: Tensor,
-    node: Tensor,
-    draft: Tensor,
-    row: Tensor,
-    tokens: Tensor,
-    controls: Controls,
-    draft_controls: Controls,
-) -> Draft:
+def spread(guesses: Siblings) -> Draft:
     """The guesses after one node as a star with its laws; what follows a guess is left empty."""
+    target, node, draft, row, tokens, controls, draft_controls = guesses
     b = torch.arange(len(tokens), device=tokens.device)
     p = law(target, controls, tokens[:, :0])[b, node]
     q = law(draft, draft_controls, tokens[:, :0])[b, row] * (tokens >= 0).any(1, keepdim=True)

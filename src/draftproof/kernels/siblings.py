@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import LATE, recall, score, uniform, weigh
+from draftproof.verify import optimal_binned
 
-BINS: tl.constexpr = tl.constexpr(1024)  # and the three below as in verify/optimal_binned.py
-WIDTH: tl.constexpr = tl.constexpr(0.01)
-TINY: tl.constexpr = tl.constexpr(1e-30)
-OFFSET: tl.constexpr = tl.constexpr(512.37)
+BINS: tl.constexpr = tl.constexpr(optimal_binned.BINS)
+WIDTH: tl.constexpr = tl.constexpr(optimal_binned.WIDTH)
+TINY: tl.constexpr = tl.constexpr(optimal_binned.TINY)
+OFFSET: tl.constexpr = tl.constexpr(optimal_binned.OFFSET)
 UNIT: tl.constexpr = tl.constexpr(1099511627776.0)  # 2 ** 40: masses are whole numbers of its inverse
 
 

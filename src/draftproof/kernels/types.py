@@ -69,6 +69,18 @@ class Emitted(NamedTuple):
     fault: Tensor  # [B] int32: Fault flags
 
 
+class Siblings(NamedTuple):
+    """Guesses after one node of each sequence, and the rows they belong to."""
+
+    target: Tensor  # [B, N, V] raw logits after each node of a tree
+    node: Tensor  # [B] int64, the node at hand
+    draft: Tensor  # [B, M, V] the drafter's raw logits
+    row: Tensor  # [B] int64, the row of it that the guesses were drawn from
+    tokens: Tensor  # [B, K] int64, the guesses, drawn i.i.d.; -1 for none
+    controls: Controls
+    draft_controls: Controls
+
+
 class Picked(NamedTuple):
     """The outcome at one node of each sequence."""
 

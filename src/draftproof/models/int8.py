@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draftproof import native
 from draftproof.models.llama import Block, lay_out
+from draftproof.models.shrunk import rounded
 
 # A little of everything, to see which channels are large. The choice shapes the model; sampling from it stays exact.
 CALIBRATION = """The harbour was quiet. "Who is there?" she asked, and nobody answered; the lamp went out at 9:45.
@@ -41,16 +42,14 @@ class Int8Linear(nn.Module):
         weight = linear.weight.detach().float()
         if smoothing is not None:
             weight = weight * smoothing
-        scale = weight.abs().amax(dim=1).clamp_min(1e-30) / 127
-        whole = torch.round(weight / scale[:, None]).to(torch.int8)
+        whole, scale = rounded(weight)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.width = linear.in_features
         self.shrink = None if smoothing is None else 1 / smoothing
         self.floor: float | None = None
         if norm is not None:
-            gain = norm.weight.detach() * self.width**0.5
+            gain, self.floor = native.as_gain(norm)
             self.shrink = gain if self.shrink is None else gain * self.shrink
-            self.floor = (self.width * (norm.eps or 0.0)) ** 0.5
         self.layer = native.lay_out(whole, scale, self.bias, self.shrink, self.floor)
         if self.layer is None:
             self.multiply = product()(whole, scale)

@@ -7,6 +7,12 @@ from collections.abc import Mapping
 import torch
 
 
+def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix [N, K] as integers of 8 bits, and the scale [N] of each row."""
+    scale = weight.abs().amax(dim=1).clamp_min(1e-30) / 127
+    return torch.round(weight / scale[:, None]).to(torch.int8), scale
+
+
 def shrink(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Matrices as integers of 8 bits and their rows' scales, the rest as it is: to be saved as safetensors."""
     stored: dict[str, torch.Tensor] = {}
@@ -15,8 +21,8 @@ def shrink(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if values.ndim == 1:
             stored[name] = values
         else:
-            scale = values.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / 127
-            stored[name], stored[f"{name}.scale"] = torch.round(values / scale).to(torch.int8), scale
+            stored[name], scale = rounded(values)
+            stored[f"{name}.scale"] = scale[:, None]
     return stored
 
 

@@ -129,9 +129,16 @@ def stack(blocks: Any) -> Stack | None:
 
 def absorb(norm: torch.nn.RMSNorm, plan: Linear) -> torch.Tensor:
     """Make the norm before a layer part of it; what it multiplies by."""
-    gain: torch.Tensor = norm.weight.detach() * plan.width**0.5
-    plan.gain, plan.floor = gain.data_ptr(), (plan.width * (norm.eps or 0.0)) ** 0.5
+    gain, plan.floor = as_gain(norm)
+    plan.gain = gain.data_ptr()
     return gain
+
+
+def as_gain(norm: torch.nn.RMSNorm) -> tuple[torch.Tensor, float]:
+    """The gain [K] and the floor with which `lay_out` means this norm."""
+    gain: torch.Tensor = norm.weight.detach()
+    width = len(gain)
+    return gain * width**0.5, (width * (norm.eps or 0.0)) ** 0.5
 
 
 def run(

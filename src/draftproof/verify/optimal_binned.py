@@ -18,6 +18,8 @@ from draftproof.verify._topdown import judge, top_down
 BINS = 1024
 WIDTH = 0.01  # of a bin, in log(p/q); ratios beyond e^5 either way share the outermost bins
 TINY = 1e-30  # stands in for 0, which has no logarithm
+# Ratios of small integers, among them 1, stay away from the bins' edges, where rounding would decide.
+OFFSET = BINS / 2 + 0.37
 
 
 def rule(p: Array, laws: list[Array], tokens: Array) -> tuple[Array, Array]:
@@ -43,8 +45,7 @@ def _bins(p: Array, q: Array) -> Array:
     if p.dtype == object:
         p, q = p.astype(np.float64), q.astype(np.float64)
     ratio = xp.clip(p, TINY, None) / xp.clip(q, TINY, None)
-    # Ratios of small integers, among them 1, stay away from the bins' edges, where rounding would decide.
-    return xp.astype(xp.clip(xp.log(ratio) / WIDTH + (BINS / 2 + 0.37), 0, BINS - 0.5), xp.int64)
+    return xp.astype(xp.clip(xp.log(ratio) / WIDTH + OFFSET, 0, BINS - 0.5), xp.int64)
 
 
 def _masses(bins: Array, law: Array) -> Array:
