@@ -14,6 +14,7 @@ from array_api_compat import array_namespace
 from draftproof.audit.alternatives import LAWS, Rows, condensed, derived
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
+from draftproof.engine.laws import unless_silent
 from draftproof.law import Array, at, normalise
 from draftproof.models.mixed import Mixed
 from draftproof.models.session import Model
@@ -97,10 +98,7 @@ def _law(said: Array, speaks: str, transcript: Transcript) -> Array:
     """[n, V] the draft's law; a zero row where it has no guess."""
     if speaks == "law":
         return said
-    xp = array_namespace(said)
-    silent = xp.max(said, axis=-1, keepdims=True) == -math.inf
-    q = law(xp.where(silent, 0.0, said), transcript.sampling, _contexts(transcript))
-    return xp.where(silent, q * 0, q)
+    return unless_silent(said, lambda scores: law(scores, transcript.sampling, _contexts(transcript)))
 
 
 def _contexts(transcript: Transcript, part: range | None = None) -> list[Context] | None:

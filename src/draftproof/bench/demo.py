@@ -80,9 +80,7 @@ def alone(way: Way) -> Way:
         write = way.open(workload)
 
         def each(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
-            runs = [write([prompt], temperature, seed + i) for i, prompt in enumerate(prompts)]
-            phases = {name: sum(run.phases[name] for run in runs) for name in runs[0].phases}
-            return Run(sum(run.tokens for run in runs), sum(run.calls for run in runs), phases)
+            return Run.one_by_one([write([prompt], temperature, seed + i) for i, prompt in enumerate(prompts)])
 
         return each
 

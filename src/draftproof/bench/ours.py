@@ -70,9 +70,7 @@ def one_by_one(name: str, setup: Setup) -> Way:
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
             requests = _requests(setup, prompts, workload.tokens, temperature, seed)
-            runs = [_run(batch(), [[request]]) for request in requests]
-            phases = {name: sum(run.phases[name] for run in runs) for name in runs[0].phases}
-            return Run(sum(run.tokens for run in runs), sum(run.calls for run in runs), phases)
+            return Run.one_by_one([_run(batch(), [[request]]) for request in requests])
 
         return write
 

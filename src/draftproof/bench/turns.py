@@ -32,6 +32,12 @@ class Run(NamedTuple):
     memory: int = 0  # bytes that this way needs beside the weights
     guesses: int = 0  # of these, bytes that are there for guesses only, where a way tells
 
+    @staticmethod
+    def one_by_one(runs: Sequence[Run]) -> Run:
+        """Several, one after another, as one."""
+        phases = {name: sum(run.phases[name] for run in runs) for name in runs[0].phases}
+        return Run(sum(run.tokens for run in runs), sum(run.calls for run in runs), phases)
+
 
 Write = Callable[[Sequence[Ids], float, int], Run]  # prompts, temperature, seed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +75,16 @@ def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None) -> A
         if made is not None:  # else the scores are not fit for it, and the error is told
             return made
     return law(scores, sampling, contexts)
+
+
+def unless_silent(scores: Array, law: Callable[[Array], Array]) -> Array:
+    """The laws [..., V] of a drafter's scores; zero rows where all are minus infinity: there is nothing to guess."""
+    xp = array_namespace(scores)
+    silent = xp.max(scores, axis=-1, keepdims=True) == -float("inf")
+    if not bool(xp.any(silent)):
+        return law(scores)
+    q = law(xp.where(silent, 0.0, scores))
+    return xp.where(silent, q * 0, q)
 
 
 def drawn(law: Array, u: Array) -> Array:

@@ -11,7 +11,7 @@ from array_api_compat import array_namespace
 from draftproof import native
 from draftproof.draft import Tree
 from draftproof.draws import Draw
-from draftproof.engine.laws import Row, beside, laws, light, noise, numbers
+from draftproof.engine.laws import Row, beside, laws, light, noise, numbers, unless_silent
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.session import Session
@@ -174,10 +174,7 @@ def _draft_laws(rows: Sequence[Row], drafter: Any, tree: Tree, tokens: np.ndarra
     q = said = light(said, samplings)
     xp = array_namespace(said)
     if drafter.speaks == "logits":  # made a law here, so it is one
-        silent = xp.max(said, axis=-1, keepdims=True) == -float("inf")  # nothing to guess here
-        quiet = bool(xp.any(silent))
-        q = laws(xp.where(silent, 0.0, said) if quiet else said, rows, tree, tokens, level, samplings)
-        q = xp.where(silent, q * 0, q) if quiet else q
+        q = unless_silent(said, lambda scores: laws(scores, rows, tree, tokens, level, samplings))
     else:
         total = xp.sum(q, axis=-1)
         if not bool(xp.all((abs(total - 1) < 1e-3) | (total == 0))) or not bool(xp.all(q >= 0)):
