@@ -61,13 +61,6 @@ def layer(shape: Shape, dtype: torch.dtype, rows: int, capacity: int) -> tuple[B
     return block, cache
 
 
-def masked(own: torch.Tensor, capacity: int, window: int | None) -> torch.Tensor:
-    """What `Causal(own, window)` says, [B, 1, T, S]."""
-    slots, own = torch.arange(capacity + 1, device=DEVICE), own[:, None, :, None]
-    seen = (slots <= own) & ((slots > 0) | (own == 0))
-    return seen if window is None else seen & (own - slots < window)
-
-
 @torch.no_grad()
 def check(name: str, sizes: Sizes, dtype: torch.dtype, rows: int, tokens: int, longest: int) -> dict[str, Any]:
     """Largest errors against float32 of attention, new entries and the whole layer: torch's, and ours in three runs.
@@ -80,7 +73,8 @@ def check(name: str, sizes: Sizes, dtype: torch.dtype, rows: int, tokens: int, l
     angles = Rotation.of((own - 1).clamp_min(0), frequencies(sizes.shape.size).to(DEVICE)).to(dtype)
     x = torch.randn(rows, tokens, sizes.shape.width, device=DEVICE).to(dtype)
     window = 100 if name == "135m" else None
-    mask, rule = masked(own, longest + tokens, window), cuda.Causal(own, window)
+    rule = cuda.Causal(own, window)
+    mask = rule.over(torch.arange(longest + tokens + 1, device=DEVICE))[:, None]
     truth = say(block.float(), cache, x.float(), angles.to(torch.float32), own, mask)
     block.to(dtype)
     row: dict[str, Any] = {"check": name, "dtype": str(dtype), "rows": rows, "tokens": tokens, "fine": True}

@@ -31,6 +31,12 @@ class Causal(NamedTuple):
     own: torch.Tensor  # [B, T] int64 slots of the tokens, ascending by one, but that 0 may be repeated
     window: int | None = None  # slots that a token sees at most
 
+    def over(self, slots: torch.Tensor) -> torch.Tensor:
+        """[B, T, S]: the same written out, which of these slots [S] each token sees."""
+        own = self.own[..., None]
+        seen = (slots <= own) & ((slots > 0) | (own == 0))
+        return seen if self.window is None else seen & (own - slots < self.window)
+
 
 def fits(blocks: Any, tokens: int) -> bool:
     """Whether these layers can do a call of so many tokens a row by the kernels here."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from draftproof.models import cuda
-from draftproof.models.hf import HFModel
+from draftproof.models.hf import HFModel, additive
 from draftproof.models.lean import Lean
 from draftproof.models.slots import SlotCache
 
@@ -83,10 +83,10 @@ class StaticSession:
     def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""
         positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
-        own, network = positions + 1, self.model.network
-        self.cache.place_on_device(own)
+        network = self.model.network
+        self.cache.place_on_device(positions + 1)
         if isinstance(network, Lean) and not self.compiled and cuda.fits(network.blocks, ids.shape[1]):
-            masks: dict[str, Any] = {kind: cuda.Causal(own, window) for kind, window in self.model.windows.items()}
+            masks: dict[str, Any] = self._rules(positions)
         else:
             masks = self._masks(positions, torch.arange(self.capacity + 1, device=self.device))
         return self._call(self._fast, ids, positions, masks, keep)
@@ -94,14 +94,10 @@ class StaticSession:
     def _masks(self, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
         """Which of these slots [S] are seen, additive [B, 1, T, S], for each kind of attention."""
         dtype = self.model.network.dtype
-        own = positions[:, :, None] + 1
-        visible = (slots <= own) & ((slots > 0) | (own == 0))  # [B, T, S]
-        masks = {}
-        for kind, window in self.model.windows.items():
-            seen = visible if window is None else visible & (own - slots < window)
-            bias = torch.zeros(seen.shape, dtype=dtype, device=self.device)
-            masks[kind] = bias.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
-        return masks
+        return {kind: additive(rule.over(slots), dtype) for kind, rule in self._rules(positions).items()}
+
+    def _rules(self, positions: torch.Tensor) -> dict[str, cuda.Causal]:
+        return {kind: cuda.Causal(positions + 1, window) for kind, window in self.model.windows.items()}
 
     def _call(
         self, run: Any, ids: torch.Tensor, positions: torch.Tensor, masks: dict[str, Any], keep: int

@@ -77,11 +77,8 @@ class StaticHead:
         """
         if known:
             states = self.model.network.fuse(states)
-        if slots is None:
-            mask: torch.Tensor | cuda.Causal = cuda.Causal(entries + 1)
-        else:
-            own = entries[:, None, :, None] + 1
-            mask = (slots <= own) & ((slots > 0) | (own == 0))  # [B, 1, T, S]
+        rule = cuda.Causal(entries + 1)
+        mask = rule if slots is None else rule.over(slots)[:, None]  # [B, 1, T, S]
         places = entries.clamp_min(0)
         rotation = Rotation(*(part[places][:, None] for part in self.angles))
         return self.model.run(states, ids, rotation, mask, self.cache, known)
