@@ -7,11 +7,19 @@ they do stays exact. What cannot be honoured is refused by name.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from transformers import GenerationConfig
+from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+)
 
 from draftproof.draft import Tree
 from draftproof.engine.auto import Auto, assumed, hope
@@ -27,9 +35,39 @@ from draftproof.sampling import Sampling
 
 # Processors that keep a state of their own between calls: asked about a guess, they would take it for the text.
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
-REFUSED = {"num_beams": (None, 1), "output_scores": (None, False), "output_logits": (None, False)} | dict.fromkeys(
-    ("output_attentions", "output_hidden_states"), (None, False)
-)
+
+# Settings of GenerationConfig that mean here what they mean there; all others must be left as they are.
+HONOURED = {
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "num_return_sequences", "do_sample"),
+    *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "exponential_decay_length_penalty"),
+    *("forced_bos_token_id", "forced_eos_token_id", "renormalize_logits", "remove_invalid_values"),
+    *("watermarking_config", "return_dict_in_generate", "pad_token_id", "bos_token_id", "eos_token_id"),
+    "disable_compile",  # nothing is compiled
+    *("early_stopping", "length_penalty", "diversity_penalty", "decoder_start_token_id"),  # of beams and encoders alone
+    "transformers_version",
+}
+# What the others are where nobody asked for anything; those that are not named are None or False.
+UNASKED = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "use_cache": True,
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+    "assistant_lookbehind": 10,
+    "target_lookbehind": 10,
+}
+REMEDIES = {
+    "assistant_model": "give it to custom_generate(draft=...)",
+    "prompt_lookup_num_tokens": "give custom_generate(draft='ngram')",
+    "num_assistant_tokens": "give custom_generate(tree=Tree.chain(...))",
+    "use_cache": "leave it out, the text is the same and a cache is always used",
+    "guidance_scale": "leave it out, its processor keeps a state between tokens and cannot judge guesses",
+}
+READ = ("attention_mask", "logits_to_keep", "use_cache")  # inputs of the model that are followed or change nothing
+MADE = ("position_ids", "cache_position", "past_key_values")  # made by generate() itself, unless somebody gave them
 
 
 def custom_generate(
@@ -38,14 +76,12 @@ def custom_generate(
     verify: str = "block",
     tree: Tree | None = None,
     draft_temperature: float | None = None,
-    streamer: Any = None,
 ) -> Callable[..., Any]:
     """A generation method for `model.generate(..., custom_generate=...)`.
 
     draft               a name of `draftproof list`, a model of transformers, or None
     verify, tree        as in `draftproof.generate`
     draft_temperature   divides the guesses' scores once more; the text's law is not changed by it
-    streamer            give it here: transformers does not pass its own to custom methods
     """
     rule = choose_rule(verify, None)
     # the seed is torch's, so a text must be repeatable
@@ -57,40 +93,35 @@ def custom_generate(
     def method(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **rest: Any
     ) -> Any:
-        _refuse(generation_config, logits_processor, rest)
-        target = HFModel(model)
-        guesser = _drafter(draft, target)
-        # scores come out of the processors finished: a plain softmax of them is transformers' law
-        sampling = Sampling(temperature=1 if generation_config.do_sample else 0, processors=tuple(logits_processor))
-        guessing = sampling
-        if draft_temperature is not None and generation_config.do_sample:
-            guessing = Sampling(temperature=draft_temperature, processors=tuple(logits_processor))
+        call = _call(sys._getframe(1))
+        _refuse(generation_config, logits_processor, rest, call)
+        streamer = call.get("streamer")
         if streamer is not None and len(input_ids) > 1:
             raise DraftproofError(f"a streamer shows one text, here are {len(input_ids)}: leave one of the two out")
+        target = HFModel(model)
+        guesser = _drafter(draft, target)
+        drafts = [guesser] if guesser else []
         prompts = _unpadded(input_ids, rest.get("attention_mask"))
         length = generation_config.max_length - input_ids.shape[1]
         seed = int(torch.randint(2**62, (1,)))  # follows torch.manual_seed, as transformers' own sampling does
-        name = guesser.name if guesser else "none"
-        drafts = [guesser] if guesser else []
-        requests = [
-            Request(
-                target,
-                prompt,
-                sampling,
-                guessing,
-                length,
-                (),
-                Member(seed, r),
-                Trace(rule.name, name),
-                Auto("chain", assumed(target, drafts), hope=hope(drafts)) if paced else None,
-            )
-            for r, prompt in enumerate(prompts)
-        ]
-        for request, prompt in zip(requests, prompts, strict=True):
-            request.until = _criteria(stopping_criteria, prompt, input_ids.device)
+        # scores come out of the processors finished: a plain softmax of them is transformers' law
+        heat = 1.0 if generation_config.do_sample else 0.0
+        requests = []
+        for r, prompt in enumerate(prompts):
+            view = View(tuple(input_ids[r].tolist()), len(prompt))
+            own = [_of_row(one, r, input_ids, generation_config) for one in logits_processor]
+            sampling = Sampling(temperature=heat, processors=tuple(map(view.of, own)))
+            guessing = sampling
+            if draft_temperature is not None and heat:
+                guessing = dataclasses.replace(sampling, temperature=draft_temperature)
+            trace = Trace(rule.name, guesser.name if guesser else "none")
+            pace = Auto("chain", assumed(target, drafts), hope=hope(drafts)) if paced else None
+            requests.append(Request(target, prompt, sampling, guessing, length, (), Member(seed, r), trace, pace))
+            requests[r].until = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
         capacity = _capacity(target, prompts, length, shape.size)
-        batch = open_batch(target, drafts, rule, shape, (sampling, guessing), len(prompts), capacity, paced=paced)
-        for _, same in itertools.groupby(requests, key=lambda request: request.prompt):
+        samplings = requests[0].sampling, requests[0].draft_sampling
+        batch = open_batch(target, drafts, rule, shape, samplings, len(prompts), capacity, paced=paced)
+        for _, same in itertools.groupby(requests, key=lambda request: (request.prompt, request.sampling)):
             batch.add(list(same))  # samples of one prompt share what they have in common
         while not batch.is_finished:
             batch.step()
@@ -103,23 +134,28 @@ def custom_generate(
     return method
 
 
-def _refuse(config: Any, processors: Any, rest: dict[str, Any]) -> None:
-    for name, fine in REFUSED.items():
-        if getattr(config, name, None) not in fine:
-            raise DraftproofError(
-                f"{name}={getattr(config, name)!r} is not possible with custom_generate: leave it out"
-            )
+def _call(frame: Any) -> Mapping[str, Any]:
+    """The arguments of generate(), read where they stand: a custom method is handed neither streamer nor assistant."""
+    found = frame.f_locals
+    return found if frame.f_code.co_name == "generate" and "custom_generate" in found else {}
+
+
+def _refuse(config: Any, processors: Any, rest: dict[str, Any], call: Mapping[str, Any]) -> None:
+    """What is asked for and cannot be had, by its name: settings, arguments of generate(), inputs of the model."""
+    settings = [name for name in vars(GenerationConfig()) if name not in HONOURED and not name.startswith("_")]
+    asked = {name: getattr(config, name, None) for name in settings}
+    asked |= {name: call.get(name) for name in ("assistant_model", "synced_gpus")}
+    for name, value in asked.items():
+        if value not in (None, UNASKED.get(name, False)):
+            words = f"{name}={value!r}" if isinstance(value, int | float | str) else name
+            raise DraftproofError(f"{words} is not possible with custom_generate: {REMEDIES.get(name, 'leave it out')}")
     for processor in processors:
         if type(processor).__name__ in STATEFUL:
             raise DraftproofError(f"{type(processor).__name__} keeps a state between tokens: it cannot judge guesses")
-    cache = rest.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise DraftproofError("past_key_values with a text in it is not supported: pass the whole text as input_ids")
-    for name in ("inputs_embeds", "token_type_ids", "encoder_outputs"):
-        if rest.get(name) is not None:
-            raise DraftproofError(f"{name} is not supported: pass input_ids")
-    if rest.get("synced_gpus"):
-        raise DraftproofError("synced_gpus is not supported: run on one process")
+    given = call.get("kwargs", {})
+    for name, value in rest.items():
+        if value is not None and not (name in MADE and given.get(name) is None) and name not in READ:
+            raise DraftproofError(f"{name} is not possible with custom_generate: pass the whole text as input_ids")
 
 
 def _drafter(draft: Any, target: HFModel) -> Model | None:
@@ -133,13 +169,48 @@ def _drafter(draft: Any, target: HFModel) -> Model | None:
 
 
 def _unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[int, ...]]:
-    """The prompts without the padding on their left."""
-    rows = input_ids.tolist()
-    if mask is None:
-        return [tuple(row) for row in rows]
-    return [
-        tuple(t for t, m in zip(row, kept, strict=True) if m) for row, kept in zip(rows, mask.tolist(), strict=True)
-    ]
+    """The prompts without their padding."""
+    kept = torch.ones_like(input_ids) if mask is None else mask
+    pairs = zip(input_ids.tolist(), kept.tolist(), strict=True)
+    prompts = [tuple(token for token, keep in zip(*pair, strict=True) if keep) for pair in pairs]
+    if () in prompts:
+        raise DraftproofError(f"row {prompts.index(())} of input_ids has no token: give each prompt at least one")
+    return prompts
+
+
+class View(NamedTuple):
+    """How transformers sees a text: with its padding, which processors and criteria count and read."""
+
+    prompt: tuple[int, ...]  # padded
+    length: int  # of the prompt without padding
+
+    def of(self, function: Any) -> Any:
+        return function if len(self.prompt) == self.length else Padded(function, self)
+
+
+class Padded(NamedTuple):
+    """A processor or criterion that is shown a text with its padding."""
+
+    function: Callable[..., Any]
+    view: View
+
+    def __call__(self, ids: torch.Tensor, scores: Any) -> Any:
+        padded = torch.tensor([self.view.prompt], device=ids.device, dtype=ids.dtype)
+        return self.function(torch.cat([padded, ids[:, self.view.length :]], dim=1), scores)
+
+
+def _of_row(processor: Any, row: int, input_ids: torch.Tensor, config: Any) -> Any:
+    """Processors that know a text by its row in the batch, made anew for it: here each text is judged alone."""
+    if len(input_ids) == 1:
+        return processor
+    kind, prompt = type(processor), input_ids[row : row + 1]
+    if kind is EncoderRepetitionPenaltyLogitsProcessor:
+        return kind(config.encoder_repetition_penalty, prompt)
+    if kind is EncoderNoRepeatNGramLogitsProcessor:
+        return kind(config.encoder_no_repeat_ngram_size, prompt)
+    if kind is PrefixConstrainedLogitsProcessor:
+        return kind(lambda _, ids: processor._prefix_allowed_tokens_fn(row, ids), 1)
+    return processor
 
 
 def _criteria(criteria: Any, prompt: Sequence[int], device: torch.device) -> Callable[[Sequence[int]], bool]:
