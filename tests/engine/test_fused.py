@@ -16,6 +16,7 @@ from draftproof.engine.generate import choose_draw
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
+from draftproof.models import texts as packing
 from draftproof.models.head import HeadModel
 from draftproof.models.static import StaticSession
 from draftproof.models.static_head import StaticHead
@@ -159,13 +160,14 @@ def test_rows_come_and_go():
 
 
 def prefills(batch, monkeypatch):
-    """Rows and lengths of every call that reads prompts, as the sessions of a batch make them."""
+    """Rows and how much of each is read, for every call that reads prompts, as the sessions of a batch make them."""
     made = []
     for session in batch.chains.sessions:
 
-        def spy(rows, ids, real=session.prefill):
-            made.append((rows.tolist(), ids.shape[1]))
-            real(rows, ids)
+        def spy(ids, rows, positions, real=session.prefill):
+            assert len(ids) == packing.STEP
+            made.append({row: int(positions[rows == row].max()) + 1 for row in rows.tolist()})
+            real(ids, rows, positions)
 
         monkeypatch.setattr(session, "prefill", spy)
     return made
@@ -178,7 +180,7 @@ def test_samples_of_one_prompt_share_its_computation(monkeypatch):
     read = prefills(batch, monkeypatch)
     batch.add(made)
     finish(batch)
-    assert read == [([0], 2)] * 2  # target and drafter
+    assert read == [{0: 3}] * 2  # target and drafter
     assert len({tuple(request.tokens) for request in made}) == 4
 
 
@@ -204,7 +206,7 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
     assert batch.room == 0
     assert read == []
     finish(batch)
-    assert read == [([4, 1, 0, 2], 19)] * len(batch.chains.sessions)  # the fourth prompt is the first once more
+    assert read == [{4: 20, 1: 9, 0: 3, 2: 1}] * len(batch.chains.sessions)  # the fourth prompt is the first again
     for request in made:
         alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
         single = FusedBatch(target, draft, "block", 3, 1, 40)
@@ -223,22 +225,44 @@ def test_there_may_be_more_texts_than_tokens_in_each():
     assert all(len(request.tokens) == 2 for request in made)
 
 
-def test_prompts_read_together_leave_what_they_leave_alone():
+def test_prompts_read_together_leave_what_they_leave_alone(monkeypatch):
     """Keys, values and hidden states, to float32 rounding; in rows that are no neighbours."""
     target = tiny.model()
-    head, texts = HeadModel(target, test_head.network()), torch.tensor([[65, 66, 67, 0, 0], [70, 71, 72, 73, 74]])
+    head, texts = HeadModel(target, test_head.network()), {3: [65, 66, 67], 1: [70, 71, 72, 73, 74]}
 
-    def read(rows, texts):
+    def read(texts, step):
+        monkeypatch.setattr(packing, "STEP", step)
         session = StaticSession(target, 4, 8, taps=head.taps)
         beside = StaticHead(head, session, 2)
+        (pack,) = packing.packs(texts.items())
         for one in (session, beside):
-            one.prefill(torch.tensor(rows), texts)
-        return [*session.cache.buffers, *beside.cache.buffers]
+            one.prefill(*pack)
+        return [*session.cache.buffers, *beside.cache.buffers], session.cache.features
 
-    for row, text, length in ((3, texts[:1, :3], 3), (1, texts[1:], 5)):
-        for both, alone in zip(read([3, 1], texts), read([row], text), strict=True):
-            torch.testing.assert_close(both[row, :, 1:length], alone[row, :, 1:length])
-            assert (both[row, :, 0] == 0).all()  # a head reads zeros there
+    together, features = read(texts, 16)
+    assert (features[:, :, 0] == 0).all()  # a head reads zeros there
+    for row, text in texts.items():
+        for both, alone in zip(together, read({row: text}, 1)[0], strict=True):
+            # a step makes anew what the last token leaves
+            torch.testing.assert_close(both[row, :, 1 : len(text) - 1], alone[row, :, 1 : len(text) - 1])
+            assert both[row, :, 1 : len(text) - 1].any()
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "head"])
+def test_prompts_are_read_the_same_however_they_are_packed(kind, monkeypatch):
+    """By one call each, by calls that hold two of them, and a prompt by itself that is too long for any."""
+    target = tiny.model("mistral" if kind == "mistral" else "llama")
+    draft, texts = drafter(kind, target), []
+    for step, widest in ((1, 1), (8, 16), (128, 1024)):
+        monkeypatch.setattr(packing, "STEP", step)
+        monkeypatch.setattr(packing, "WIDEST", widest)
+        made = requests(target, PROMPTS, dp.Sampling(temperature=0.9), length=12)
+        batch = FusedBatch(target, draft, "block", 3, len(PROMPTS), 40, pace=Script([3, 0, 3]))
+        for request in made:
+            batch.add([request])
+        finish(batch)
+        texts.append([request.tokens for request in made])
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_a_queued_request_can_be_cancelled_and_its_row_taken(monkeypatch):
@@ -252,7 +276,7 @@ def test_a_queued_request_can_be_cancelled_and_its_row_taken(monkeypatch):
     batch.cancel(second)
     assert batch.room == 1
     batch.step()
-    assert read == [([0], 1)] * 2
+    assert read == [{0: 2}] * 2
     batch.add([third])
     batch.step()
     batch.cancel(first)

@@ -16,6 +16,7 @@ from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models import cuda
+from draftproof.models import texts as packing
 from draftproof.models.head import HeadModel
 from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel
@@ -175,6 +176,7 @@ def test_texts_are_the_same_by_kernels(family, monkeypatch):
     draft = head(target) if family == "head" else model(family, 1)
     calls: list[bool] = []
     attend = cuda.attend
+    monkeypatch.setattr(packing, "STEP", 8)  # fewer programs to interpret
     monkeypatch.setattr(cuda, "attend", lambda *arguments: (calls.append(True), attend(*arguments))[1])
     monkeypatch.setattr(cuda, "fits", lambda blocks, tokens: False)
     theirs = texts(target, draft)

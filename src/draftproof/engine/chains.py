@@ -7,15 +7,18 @@ that says where its time went. On a CPU the same step runs eagerly.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from draftproof import kernels
+from draftproof.engine.recorded import Reader, record
 from draftproof.kernels import Controls, Names, Rule, Summary
 from draftproof.models.head import HeadModel
 from draftproof.models.static import StaticSession
 from draftproof.models.static_head import StaticHead
+from draftproof.models.texts import packs
 
 RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
 PHASES = ("draft", "target", "verify")
@@ -45,13 +48,6 @@ class Made(NamedTuple):
         return Made(*(part.to("cpu", non_blocking=True) for part in self))
 
 
-class Recorded(NamedTuple):
-    """A step that can be replayed, and where its results are."""
-
-    graph: torch.cuda.CUDAGraph
-    made: Made
-
-
 class Chains:
     """Rows of a target's and a drafter's static session, and the steps on them."""
 
@@ -77,11 +73,22 @@ class Chains:
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._controls: Controls | None = None
-        self._recorded: dict[int, Recorded] = {}
+        self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, Made]] = {}
+        pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._readers = [Reader(session, pool) for session in self.sessions]
 
     @property
     def sessions(self) -> list[StaticSession | StaticHead]:
         return [self.target] if self.drafter is None else [self.target, self.drafter]
+
+    def read(self, texts: Iterable[tuple[int, Sequence[int]]], again: bool = False) -> None:
+        """Read rows' texts; `again`: the drafter alone, which has missed some of what it said before."""
+        for pack in packs(texts):
+            there = pack.to(self.device, non_blocking=True)
+            ids, rows, positions = there
+            self.state.text[rows, positions + 1] = ids
+            for reader in self._readers[again:]:
+                reader.read(there)
 
     @property
     def controls(self) -> Controls | None:
@@ -100,9 +107,9 @@ class Chains:
                 return self._body(length)
         if length not in self._recorded:
             self._recorded[length] = self._record(length)
-        recorded = self._recorded[length]
-        recorded.graph.replay()
-        return recorded.made
+        graph, made = self._recorded[length]
+        graph.replay()
+        return made
 
     def _body(self, length: int) -> Made:
         """One step on the device."""
@@ -153,7 +160,7 @@ class Chains:
                 counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
 
     @torch.no_grad()
-    def _record(self, length: int) -> Recorded:
+    def _record(self, length: int) -> tuple[torch.cuda.CUDAGraph, Made]:
         """Capture the step. Warming up moves the state on, so it is put back."""
         controls = self._controls
         assert controls is not None
@@ -165,15 +172,10 @@ class Chains:
             for _ in range(2):
                 self._body(length)
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # cuBLAS keeps its scratch memory for whoever captures next, and compilers free it: this graph has its own
-        torch._C._cuda_clearCublasWorkspaces()
-        with torch.cuda.graph(graph):
-            made = self._body(length)
-        torch._C._cuda_clearCublasWorkspaces()
+        recorded = record(lambda: self._body(length))
         for tensor, old in zip(moving, saved, strict=True):
             tensor.copy_(old)
-        return Recorded(graph, made)
+        return recorded
 
 
 def _stamp(clock: torch.Tensor, place: int) -> None:

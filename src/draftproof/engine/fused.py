@@ -24,7 +24,6 @@ from draftproof.kernels.types import Fault, unsupported
 from draftproof.models.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
-from draftproof.models.static import groups
 from draftproof.sampling import Context, Sampling
 
 
@@ -122,18 +121,13 @@ class FusedBatch:
         texts: dict[Sequence[int], list[int]] = {}
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
-        for some in groups(texts):
-            width = len(some[0])
-            first = self._send([texts[text][0] for text in some])
-            self.state.text[first, 1 : width + 1] = self._send([[*text, *[0] * (width - len(text))] for text in some])
-            for session in self.chains.sessions:
-                session.prefill(first, self.state.text[first, 1:width])  # a step reads the last token
+        self.chains.read((rows[0], text) for text, rows in texts.items())
         for text, (source, *others) in texts.items():
             if others:
                 targets = self._send(others)
                 self.state.text[targets] = self.state.text[source].clone()
                 for session in self.chains.sessions:
-                    session.copy(source, targets, len(text) - 1)
+                    session.copy(source, targets, len(text) - 1)  # a step reads the last token
         index = self._send(list(requests))
         facts = self._send([(len(one.prompt) - 1, 0, 1, *one.member) for one in requests.values()])
         for kept, new in zip(self.state[1:], facts.unbind(1), strict=True):
@@ -195,14 +189,8 @@ class FusedBatch:
     def _remind(self) -> None:
         """The drafter reads what was written without it."""
         self._catch_up()
-        assert self.chains.drafter is not None  # or no step has guesses
-        texts: dict[Sequence[int], list[int]] = {}
-        for row, one in enumerate(self.requests):
-            if one is not None:
-                texts.setdefault((*one.prompt, *one.tokens), []).append(row)
-        for some in groups(texts):
-            rows = self._send([row for text in some for row in texts[text]])
-            self.chains.drafter.prefill(rows, self.state.text[rows, 1 : len(some[0])])  # a step reads the last token
+        texts = [(row, (*one.prompt, *one.tokens)) for row, one in enumerate(self.requests) if one is not None]
+        self.chains.read(texts, again=True)
 
     def _catch_up(self) -> None:
         """Read every step that is in flight."""

@@ -17,6 +17,7 @@ from draftproof import native
 from draftproof.models import cuda
 from draftproof.models.hf import attention_windows
 from draftproof.models.llama import Block, Blocks, Mask, Rotation, Shape, lay_out
+from draftproof.models.texts import Texts
 from draftproof.native import build
 
 FAMILIES = ("llama", "mistral", "qwen2")
@@ -65,7 +66,7 @@ class Lean(nn.Module):
             attention_mask = self._causal(position_ids)
         x = self.embed(input_ids)
         masks = attention_mask.values() if isinstance(attention_mask, dict) else [attention_mask]
-        if any(isinstance(mask, cuda.Causal) for mask in masks):
+        if any(isinstance(mask, cuda.Causal | Texts) for mask in masks):
             rotation = Rotation(*cuda.angles(position_ids, self.frequencies, self.scale, x.dtype))
         else:
             rotation = Rotation.of(position_ids, self.frequencies, self.scale).to(x.dtype)

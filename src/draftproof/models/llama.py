@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof import native
-from draftproof.models import cuda
+from draftproof.models import cuda, texts
+from draftproof.models.texts import Texts
 
 # [B, 1, T, S] additive or boolean; its rule, where kernels are to do the call; None where every query sees all
-Mask: TypeAlias = torch.Tensor | cuda.Causal | None
+Mask: TypeAlias = torch.Tensor | cuda.Causal | Texts | None
 
 
 class Shape(NamedTuple):
@@ -85,7 +86,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, rotation: Rotation, mask: Mask, store: Store | None = None) -> torch.Tensor:
         """x [B, T, width]."""
-        if isinstance(mask, cuda.Causal):
+        if isinstance(mask, cuda.Causal | Texts):
             return self._launch(x, rotation, mask, store)
         few = native.fits(x)
         joint = self.qkv(normed(self.norm_in, x, few))
@@ -96,12 +97,17 @@ class Block(nn.Module):
         down: torch.Tensor = self.down(native.gate(joint) if few else F.silu(gate) * up)
         return x + down
 
-    def _launch(self, x: torch.Tensor, rotation: Rotation, rule: cuda.Causal, store: Store | None) -> torch.Tensor:
+    def _launch(
+        self, x: torch.Tensor, rotation: Rotation, rule: cuda.Causal | Texts, store: Store | None
+    ) -> torch.Tensor:
         """The same in few launches, where `cuda.fits`."""
         shape = self.shape
         small = cuda.small(x, shape)
         joint = cuda.product(x, self.qkv, self.norm_in) if small else self.qkv(cuda.norm(x, self.norm_in))
-        seen = cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
+        if isinstance(rule, Texts):
+            seen = texts.attend(joint, rotation, rule, store, shape.heads, shape.shared)
+        else:
+            seen = cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
         if small:
             x = cuda.product(seen, self.out, added=x)
             return cuda.product(cuda.product(x, self.gate_up, self.norm_mlp, gate=True), self.down, added=x)

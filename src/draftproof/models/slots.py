@@ -36,7 +36,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.cache.only is not None:  # texts that start here: there is nothing before these tokens
+        if self.cache.only is not None:  # whole texts: there is nothing before these tokens
             self.cache.write(self.keys, key_states)
             self.cache.write(self.values, value_states)
             return key_states, value_states
@@ -66,7 +66,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.rows = rows
         self.capacity = capacity
         self.first = 0  # the call's first row
-        self.only: torch.Tensor | None = None  # the call's rows, where texts start in them
+        self.only: torch.Tensor | None = None  # rows of the call's tokens, where whole texts stand side by side
         self.begin, self.used = 0, 1  # slots that are read
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
@@ -85,10 +85,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.first, self.only, self.start, self.slots = 0, None, start, None
         self.begin, self.used = begin, start + count
 
-    def place_texts(self, rows: torch.Tensor, count: int) -> None:
-        """Write the next call's tokens as the first `count` of these rows [B], and read nothing else."""
-        self.only, self.start, self.slots = rows, 1, None
-        self.begin, self.used = 1, count + 1
+    def place_texts(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the next call's tokens, [1, T], to these slots [T] of these rows [T], and read nothing else."""
+        self.only, self.start, self.slots = rows, None, slots
+        self.begin, self.used = 0, len(rows)
 
     def place_on_device(self, slots: torch.Tensor) -> None:
         """The same where the host does not know the slots: read everything."""
@@ -98,7 +98,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
         """States [B, heads, T, width] of this call's tokens into their slots."""
         if self.only is not None:
-            buffer[self.only, :, 1 : 1 + states.shape[2]] = states
+            buffer[self.only, :, self.slots] = states[0].transpose(0, 1)
         elif self.start is not None:  # one row, or all alike: the slots are a range
             buffer[self.first : self.first + len(states), :, self.start : self.start + states.shape[2]] = states
         else:

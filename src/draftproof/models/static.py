@@ -7,7 +7,7 @@ position -1, which the first call of a drafter may have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,27 +16,7 @@ from draftproof.models import cuda
 from draftproof.models.hf import HFModel, additive
 from draftproof.models.lean import Lean
 from draftproof.models.slots import SlotCache
-
-TOKENS = 8192  # that one call reads at most, unless a single text has more
-PADDING = 1024  # tokens that take about as long as starting another call
-
-
-def groups(texts: Iterable[Sequence[int]]) -> list[list[Sequence[int]]]:
-    """Texts that one call each should read, the longest first: the shorter ones of a call are padded to its length.
-
-    >>> [[len(text) for text in some] for some in groups([[0] * length for length in (10, 900, 12, 8, 1000)])]
-    [[1000, 900], [12, 10, 8]]
-    """
-    made: list[list[Sequence[int]]] = []
-    padding = 0
-    for text in sorted(texts, key=len, reverse=True):
-        width = len(made[-1][0]) if made else 0
-        padding += width - len(text)
-        if not made or width * (len(made[-1]) + 1) > TOKENS or padding > PADDING:
-            made.append([])
-            padding = 0
-        made[-1].append(text)
-    return made
+from draftproof.models.texts import Texts
 
 
 class StaticSession:
@@ -56,14 +36,14 @@ class StaticSession:
         self._fast = torch.compile(model.network.forward, dynamic=False) if compiled else model.network
 
     @torch.no_grad()
-    def prefill(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
-        """Read texts [n, T] into these rows [n], by one call; what follows a shorter text is stale from the start."""
-        length = ids.shape[1]
-        if length:
-            self.cache.place_texts(rows, length)
-            slots = torch.arange(1, length + 1, device=self.device)
-            positions = slots[None] - 1
-            self._call(self.model.network, ids, positions, self._masks(positions, slots), 1)
+    def prefill(self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """Read whole texts that stand side by side (see `packs`), [T] each."""
+        own, network, windows = positions[None] + 1, self.model.network, self.model.windows
+        self.cache.place_texts(rows, own[0])
+        masks: dict[str, Any] = {kind: Texts(own, rows, window) for kind, window in windows.items()}
+        if not (isinstance(network, Lean) and cuda.fits(network.blocks, 1)):
+            masks = {kind: additive(texts.among(), network.dtype) for kind, texts in masks.items()}
+        self._call(network, ids[None], positions[None], masks, 1)
 
     def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
         """Make the first `length` tokens of some rows the same as another's."""
@@ -85,19 +65,12 @@ class StaticSession:
         positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
         network = self.model.network
         self.cache.place_on_device(positions + 1)
-        if isinstance(network, Lean) and not self.compiled and cuda.fits(network.blocks, ids.shape[1]):
-            masks: dict[str, Any] = self._rules(positions)
-        else:
-            masks = self._masks(positions, torch.arange(self.capacity + 1, device=self.device))
+        windows = self.model.windows
+        masks: dict[str, Any] = {kind: cuda.Causal(positions + 1, window) for kind, window in windows.items()}
+        if self.compiled or not (isinstance(network, Lean) and cuda.fits(network.blocks, ids.shape[1])):
+            slots = torch.arange(self.capacity + 1, device=self.device)
+            masks = {kind: additive(rule.over(slots), network.dtype) for kind, rule in masks.items()}
         return self._call(self._fast, ids, positions, masks, keep)
-
-    def _masks(self, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
-        """Which of these slots [S] are seen, additive [B, 1, T, S], for each kind of attention."""
-        dtype = self.model.network.dtype
-        return {kind: additive(rule.over(slots), dtype) for kind, rule in self._rules(positions).items()}
-
-    def _rules(self, positions: torch.Tensor) -> dict[str, cuda.Causal]:
-        return {kind: cuda.Causal(positions + 1, window) for kind, window in self.model.windows.items()}
 
     def _call(
         self, run: Any, ids: torch.Tensor, positions: torch.Tensor, masks: dict[str, Any], keep: int

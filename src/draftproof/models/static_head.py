@@ -10,9 +10,10 @@ import torch
 
 from draftproof.models import cuda
 from draftproof.models.head import HeadModel
-from draftproof.models.llama import Rotation
+from draftproof.models.llama import Mask, Rotation
 from draftproof.models.slots import SlotCache
 from draftproof.models.static import StaticSession
+from draftproof.models.texts import Texts
 
 
 class StaticHead:
@@ -37,13 +38,13 @@ class StaticHead:
         self._fast = torch.compile(self._entries, dynamic=False) if compiled else self._entries
 
     @torch.no_grad()
-    def prefill(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
-        """Entries of texts that the target has read; the one of its last token and the next comes with a step."""
-        length = ids.shape[1]
-        if length > 1:
-            self.cache.place_texts(rows, length - 1)
-            features = self._features()[rows, 1:length]
-            self._entries(features, ids[:, 1:], self.slots[None, : length - 1], self.slots[1:length], True)
+    def prefill(self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """Entries of texts that the target has read (see `packs`): of each token [T] and the state before it."""
+        self.cache.place_texts(rows, positions)
+        entries, features = positions[None] - 1, self._features()[rows, positions]
+        texts = Texts(positions[None], rows)
+        mask = texts if cuda.fits(self.model.network.blocks, 1) else texts.among()[:, None]
+        self._entries(features[None], ids[None], entries, mask, True)
 
     def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
         """Make the entries of the first `length` tokens of some rows the same as another's."""
@@ -56,7 +57,7 @@ class StaticHead:
         self.cache.place_on_device(entries + 1)
         rows = torch.arange(len(base), device=self.device)[:, None]
         features = self._features()[rows, entries + 1]  # slot 0 is never written: zeros
-        made = self._fast(features, text.gather(1, entries + 2), entries, self._seen(entries), True)
+        made = self._fast(features, text.gather(1, entries + 2), entries, self._mask(entries), True)
         self.states = made[:, -1:]
         return self._say(0)
 
@@ -65,27 +66,24 @@ class StaticHead:
         """Logits [B, V] after `count` guesses, of which token [B] is the last."""
         entries = base[:, None] + (count - 1)
         self.cache.place_on_device(entries + 1)
-        self.states = self._fast(self.states, token[:, None], entries, self._seen(entries), False)
+        self.states = self._fast(self.states, token[:, None], entries, self._mask(entries), False)
         return self._say(count)
 
     def _entries(
-        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, slots: torch.Tensor | None, known: bool
+        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, mask: Mask, known: bool
     ) -> torch.Tensor:
-        """Own states [B, T, width] after tokens [B, T]; those before them are own ones or, if known, the target's.
-
-        Without slots, kernels find those that are seen.
-        """
+        """Own states [B, T, width] after tokens [B, T]; those before them are own ones or, if known, the target's."""
         if known:
             states = self.model.network.fuse(states)
-        rule = cuda.Causal(entries + 1)
-        mask = rule if slots is None else rule.over(slots)[:, None]  # [B, 1, T, S]
         places = entries.clamp_min(0)
         rotation = Rotation(*(part[places][:, None] for part in self.angles))
         return self.model.run(states, ids, rotation, mask, self.cache, known)
 
-    def _seen(self, entries: torch.Tensor) -> torch.Tensor | None:
+    def _mask(self, entries: torch.Tensor) -> Mask:
+        """What entries [B, T] see; its rule, where kernels do the call."""
+        rule = cuda.Causal(entries + 1)
         few = not self.compiled and cuda.fits(self.model.network.blocks, entries.shape[1])
-        return None if few else self.slots
+        return rule if few else rule.over(self.slots)[:, None]
 
     def _say(self, count: int) -> torch.Tensor:
         scores = self.model.scores(self.states[:, 0])
