@@ -14,6 +14,7 @@ from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_draw
 from draftproof.engine.laws import Member
+from draftproof.engine.recorded import Reader
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models import texts as packing
@@ -223,6 +224,33 @@ def test_there_may_be_more_texts_than_tokens_in_each():
         batch.add([request])
     finish(batch)
     assert all(len(request.tokens) == 2 for request in made)
+
+
+@pytest.mark.parametrize("kind", ["llama", "head", "none"])
+def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
+    """Once, by every session; and later texts are read by that record, as if each had been read as it came."""
+    monkeypatch.setattr(packing, "STEP", 8)
+    target, recorded = tiny.model(), []
+    draft = drafter(kind, target)
+
+    def record(call):
+        recorded.append(call)
+        return SimpleNamespace(replay=call), None
+
+    plain, recording = (FusedBatch(target, draft, "block", 3, 2, 60) for _ in range(2))
+    recording.chains.readers = [Reader(session, record) for session in recording.chains.sessions]
+    counts = []
+    for prompts in ([[65] * 3], [[66] * 5, [67]], [[68] * 9], [[69] * 7], [[70, 71] * 5, [72] * 3], [[73]]):
+        said = []
+        for batch in (plain, recording):
+            made = requests(target, prompts, dp.Sampling(temperature=0.9), length=5)
+            for request in made:
+                batch.add([request])
+            finish(batch)
+            said.append([request.tokens for request in made])
+        assert said[0] == said[1]
+        counts.append(len(recorded) // len(recording.chains.sessions))
+    assert counts == [0, 1, 1, 1, 2, 2]  # widths 8, 8, 16, 8, 16, 8
 
 
 def test_prompts_read_together_leave_what_they_leave_alone(monkeypatch):

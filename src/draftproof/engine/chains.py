@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -73,9 +74,9 @@ class Chains:
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._controls: Controls | None = None
-        self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, Made]] = {}
-        pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._readers = [Reader(session, pool) for session in self.sessions]
+        self._recorded: dict[int, tuple[Any, Made]] = {}
+        again = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
+        self.readers = [Reader(session, again) for session in self.sessions]
 
     @property
     def sessions(self) -> list[StaticSession | StaticHead]:
@@ -87,7 +88,7 @@ class Chains:
             there = pack.to(self.device, non_blocking=True)
             ids, rows, positions = there
             self.state.text[rows, positions + 1] = ids
-            for reader in self._readers[again:]:
+            for reader in self.readers[again:]:
                 reader.read(there)
 
     @property
@@ -160,7 +161,7 @@ class Chains:
                 counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
 
     @torch.no_grad()
-    def _record(self, length: int) -> tuple[torch.cuda.CUDAGraph, Made]:
+    def _record(self, length: int) -> tuple[Any, Made]:
         """Capture the step. Warming up moves the state on, so it is put back."""
         controls = self._controls
         assert controls is not None

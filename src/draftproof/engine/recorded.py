@@ -15,7 +15,7 @@ Made = TypeVar("Made")
 
 
 @torch.no_grad()
-def record(call: Callable[[], Made], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Made]:
+def record(call: Callable[[], Made], pool: Any = None) -> tuple[Any, Made]:
     """A graph of what a call starts on the device, and what it returns, which is every replay's.
 
     pool      memory that graphs share which need nothing of one another
@@ -32,15 +32,16 @@ def record(call: Callable[[], Made], pool: Any = None) -> tuple[torch.cuda.CUDAG
 class Reader:
     """Reads packs of texts into a session. A width is read as it comes, and recorded if it comes again."""
 
-    def __init__(self, session: StaticSession | StaticHead, pool: Any) -> None:
-        self.session, self._pool = session, pool
-        self._inputs: dict[int, torch.Tensor] = {}  # by width, as `packs` makes few of them
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    def __init__(self, session: StaticSession | StaticHead, record: Callable[..., tuple[Any, None]] | None) -> None:
+        """`record`: how, or None where nothing is to be recorded."""
+        self.session, self._record = session, record
+        self._inputs: dict[int, torch.Tensor] = {}  # by width; `packs` makes few of them
+        self._graphs: dict[int, Any] = {}
 
     def read(self, pack: torch.Tensor) -> None:
         """Tokens, rows and positions [3, T], on the device."""
         width = pack.shape[1]
-        if not pack.is_cuda or width > WIDEST:
+        if self._record is None or width > WIDEST:
             self.session.prefill(*pack)
         elif width not in self._inputs:
             self._inputs[width] = pack
@@ -48,5 +49,5 @@ class Reader:
         else:
             inputs = self._inputs[width].copy_(pack)
             if width not in self._graphs:
-                self._graphs[width], _ = record(lambda: self.session.prefill(*inputs), self._pool)
+                self._graphs[width], _ = self._record(lambda: self.session.prefill(*inputs))
             self._graphs[width].replay()

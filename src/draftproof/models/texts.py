@@ -13,7 +13,7 @@ import torch
 
 STEP = 128  # tokens: widths are multiples of it; so many take hardly longer than one, as the weights are read once
 WIDEST = 1024  # tokens of a call, unless a single text has more: then it has its own width
-QUERIES, BLOCK = 64, 32  # of a program; keys that it looks at at once
+QUERIES = 64  # of a program
 
 
 def packs(texts: Iterable[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
@@ -61,15 +61,15 @@ def attend(joint: torch.Tensor, rotation: Any, texts: Texts, store: Any, heads: 
         new = joint.view(1, count, -1, size).transpose(1, 2)[:, -shared:]
         store.lazy_initialization(new, new)
     wide = joint.element_size() == 4  # the registers have no room for many queries
-    tokens = max((16 if wide else QUERIES) // group, 1)
-    tokens = 1 << tokens.bit_length() - 1
+    tokens = 1 << max((QUERIES // 4 if wide else QUERIES) // group, 1).bit_length() - 1  # of a program
     out = joint.new_empty(1, count, heads * size)
     with launch.on(joint.device):
         read[(-(-count // tokens), shared)](
             joint, rotation.cos.contiguous(), rotation.sin.contiguous(), texts.own.contiguous(),
-            texts.rows.contiguous(), store.keys, store.values, out, texts.window or 0, math.log2(math.e) / math.sqrt(size),
-            count, group, heads, store.keys.shape[2],
-            D=size, TOKENS=tokens, M=max(16, 1 << (tokens * group - 1).bit_length()), BLOCK=BLOCK,
-            WINDOW=texts.window is not None, EARLY=early, num_warps=4, num_stages=1 if wide else 2, launch_pdl=early,
+            texts.rows.contiguous(), store.keys, store.values, out,
+            texts.window or 0, math.log2(math.e) / math.sqrt(size), count, group, heads, store.keys.shape[2],
+            D=size, TOKENS=tokens, M=max(16, 1 << (tokens * group - 1).bit_length()),
+            BLOCK=32 if wide or size > 64 else 64, WINDOW=texts.window is not None, EARLY=early,
+            num_warps=4, num_stages=1, launch_pdl=early,
         )  # fmt: skip
     return out
