@@ -209,8 +209,8 @@ def test_logprobs_are_the_targets() -> None:
     controls = Controls.of([Sampling(temperature=0.9, top_p=0.9)] * 4, 3, 1271, DEVICE)
     name, rule = names(4), _rules(Rule.TOKEN, Rule.BLOCK, Rule.BLOCK, Rule.TOKEN)
     tokens, kept = propose(draft, controls, name)
-    out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, backend="triton")
-    right = reference.verify(target.double(), draft.double(), tokens, controls, rule, name)
+    out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=kept, logprobs=True, backend="triton")
+    right = reference.verify(target.double(), draft.double(), tokens, controls, rule, name, logprobs=True)
     torch.testing.assert_close(out.logprob, right.logprob, rtol=1e-5, atol=1e-6)
 
 
@@ -239,7 +239,7 @@ def test_a_row_in_several_spans(control: Sampling) -> None:
     launch = importlib.import_module("draftproof.kernels.launch")
     target, draft = logits(3, 3, 700, torch.bfloat16, seed=7)
     controls = Controls.of([control] * 3, 3, 700, DEVICE)
-    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 2)
+    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 64, 2, 2)
     space = launch.Workspace.of(3, 3, 700, torch.device(DEVICE), plan)
     rows = launch.Workspace.of(3, 2, 700, torch.device(DEVICE), plan)
     name = names(3)

@@ -39,6 +39,7 @@ def verify(
     *,
     drafted: Summary | None = None,  # what `sample` kept of the draft rows; they are read once more without it
     draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
+    logprobs: bool = False,  # whether those of the emitted tokens are wanted
     backend: str = "auto",
     workspace: Workspace | None = None,
 ) -> Emitted:
@@ -54,7 +55,7 @@ def verify(
     """
     _check(target, draft, tokens, controls)
     if not _fused(target, backend):
-        return reference.verify(target, draft, tokens, controls, rule, names, draft_controls)
+        return reference.verify(target, draft, tokens, controls, rule, names, draft_controls, logprobs)
     from draftproof.kernels import launch
 
     if draft is not None and drafted is None and target.shape[1] > 1:
@@ -65,7 +66,20 @@ def verify(
     else:
         rules = rule
     out, _ = launch.run(
-        target, 0, draft, drafted, tokens, controls, rules, names, Lane.NEXT, 0, None, workspace, draft_controls
+        target,
+        0,
+        draft,
+        drafted,
+        tokens,
+        controls,
+        rules,
+        names,
+        Lane.NEXT,
+        0,
+        None,
+        workspace,
+        draft_controls,
+        logprobs,
     )
     assert out is not None  # names were given
     return out

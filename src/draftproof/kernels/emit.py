@@ -40,14 +40,15 @@ def emit(
     x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < stop, other=-1)
     tl.store(out[0] + b * N + n, tl.where(n == stop, token.to(tl.int64), x), mask=n < N)
     tl.store(out[1] + b, stop)
-    tl.store(out[3] + b, flags)
-    one = tl.zeros((1,), tl.int32)
-    s = score(rows, b, stop, token + one, one == 0)
-    p = tl.sum(weigh(law, s, token + one, recall(rows, law, b, stop, stop >= 0)), 0)
-    chance = tl.full((NP,), 1.0, tl.float32)
-    if state.rule is not None:
-        chance = tl.load(state.chance + b * N + n, mask=n < stop, other=1.0)
-    tl.store(out[2] + b * N + n, tl.log(tl.where((n == stop) & sound, p, chance)), mask=n < N)
+    tl.store(out[2] + b, flags)
+    if out[3] is not None:
+        one = tl.zeros((1,), tl.int32)
+        s = score(rows, b, stop, token + one, one == 0)
+        p = tl.sum(weigh(law, s, token + one, recall(rows, law, b, stop, stop >= 0)), 0)
+        chance = tl.full((NP,), 1.0, tl.float32)
+        if state.rule is not None:
+            chance = tl.load(state.chance + b * N + n, mask=n < stop, other=1.0)
+        tl.store(out[3] + b * N + n, tl.log(tl.where((n == stop) & sound, p, chance)), mask=n < N)
 
 
 @triton.jit

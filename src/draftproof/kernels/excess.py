@@ -10,16 +10,20 @@ import triton.language as tl
 from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, wait, weigh
 
 
-@triton.jit(do_not_specialize=["B", "N", "Q", "E"])
+@triton.jit(do_not_specialize=["B", "N", "Q", "R", "E"])
 def excess(
-    rows, law, draft, draft_law, lists, state, B, N, Q, E,
+    rows, law, draft, draft_law, lists, state, B, N, Q, R, E,
     TILE: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One of Q programs of a sequence. The sequences measured last come first: their rows may still be in the cache."""
+    """Part c of Q of every R-th row of a sequence.
+
+    First come the first rows of all; and the sequences measured last, whose rows may still be in the cache.
+    """
     next_may_begin(EARLY)
-    b = (B - 1 - tl.program_id(0) // Q).to(tl.int64)
+    c = tl.program_id(0) % Q
+    b = (B - 1 - tl.program_id(0) // Q % B).to(tl.int64)
     tiles = tl.cdiv(tl.cdiv(rows.size, TILE), Q)
-    start = tl.program_id(0) % Q * tiles
+    start = c * tiles
     end = tl.minimum(start + tiles, tl.cdiv(rows.size, TILE))
     full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
     chunk = tl.arange(0, TILE // CHUNK)
@@ -27,7 +31,7 @@ def excess(
     wait(EARLY)
     low = tl.load(state.facts + 8 * b + 1)
     high = tl.load(state.facts + 8 * b + 2)
-    for n in range(low, high + 1):
+    for n in range(low + tl.program_id(0) // (Q * B), high + 1, R):
         row = row_of(rows, law, draft, draft_law, state, b, n, N, n < 0)
         at = state.sums + (b * N + n) * E + chunk
         many = listed(lists, b * N + n)
@@ -38,7 +42,7 @@ def excess(
             if (full < end) & (start < end):
                 part = rest(rows, law, draft, draft_law, b, n, row, full * TILE + ids, False)
                 tl.store(at + full * (TILE // CHUNK), tl.sum(part, 1))
-        elif n % Q == tl.program_id(0) % Q:
+        elif n % Q == c:
             total = tl.zeros((CHUNK,), tl.float32)
             for o in range(0, many, CHUNK):
                 places = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), many)

@@ -19,9 +19,10 @@ from draftproof.kernels.measure import measure
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
-GROUP = 64  # tokens whose largest score is kept together
+GROUPS = 2048  # of a row, each of which keeps its largest score
 TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
+PROCESSORS = 132  # of an H200; others differ by less than would matter
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
 
@@ -31,17 +32,36 @@ class Plan(NamedTuple):
 
     span: int  # tokens that a program measures, ...
     tile: int  # ... so many at a time
-    parts: int  # programs of a sequence that sum its excess
+    group: int  # tokens whose largest score is kept together
+    parts: int  # programs that share the excess of a row, ...
+    ranks: int  # ... and so many the rows of a sequence, of which mostly one is wanted, sometimes all
 
     @staticmethod
     def of(batch: int, nodes: int, size: int) -> Plan:
-        """Programs grow with the root of the work: fewer have to begin, and there are still enough for an even end.
-
-        Spans are longer than parts, because `decide` goes through all spans of a sequence by itself.
-        """
+        """Programs grow with the root of the work: fewer have to begin, and there are still enough for an even end."""
         root = math.sqrt(batch * nodes * size)
-        span = min(_power(9 * root, 1024, 16384), max(GROUP, triton.next_power_of_2(size)))
-        return Plan(span, min(span, 4096), triton.cdiv(size, _power(1.15 * root, TILE, 16384)))
+        group = min(max(32, triton.next_power_of_2(triton.cdiv(size, GROUPS))), 64)
+        span = min(_power(9 * root, 1024, 16384), max(group, triton.next_power_of_2(size)))
+        parts = triton.cdiv(size, _power(2.3 * root, TILE, 32768))
+        return Plan(span, min(span, 4096), group, parts, nodes if batch * nodes <= PROCESSORS else min(3, nodes))
+
+
+class Cutting(NamedTuple):
+    """How a row is cut: one program's warps and registers, tokens that it looks through and compares at a time."""
+
+    warps: int
+    registers: int
+    sweep: int
+    few: int
+
+    @staticmethod
+    def of(rows: int, many: bool) -> Cutting:
+        """Many warps are the fastest for a row, one warp the cheapest. `many`: hundreds of tokens may stay."""
+        if many:
+            return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 512)
+        if rows <= 8 * PROCESSORS:
+            return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 128)
+        return Cutting(1, 168, 512, 64)
 
 
 def _power(number: float, least: int, most: int) -> int:
@@ -63,7 +83,7 @@ class Workspace(NamedTuple):
         """Scratch for logits [batch, nodes, size]."""
         plan = Plan.of(batch, nodes, size) if plan is None else plan
         rows, spans = batch * nodes, triton.cdiv(size, plan.span)
-        limit = triton.cdiv(size, plan.tile) * plan.tile // GROUP
+        limit = triton.cdiv(size, plan.tile) * plan.tile // plan.group
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -96,6 +116,7 @@ def run(
     summary: Summary | None,  # room for the rows' laws; the workspace's if there is none
     workspace: Workspace | None,  # allocated if there is none
     draft_controls: Controls | None = None,
+    logprobs: bool = False,
 ) -> tuple[Emitted | None, Summary]:
     """The kernels over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
     batch, nodes, size = target.shape
@@ -113,37 +134,38 @@ def run(
         state = state._replace(facts=None)
     else:
         state = state._replace(seed=names.seed, request=names.request, step=names.step)
-        out = _room(batch, nodes, target.device)
+        out = _room(batch, nodes, logprobs, target.device)
     rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
     spans, wide = triton.cdiv(size, plan.span), triton.next_power_of_2
     greedy, early = controls.greedy, begins_early(target.device)
     with on(target.device):
         measure[(batch * nodes * spans,)](
             rows, stats, nodes, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
-            LANE=GROUP if controls.truncates else min(8, plan.tile), GREEDY=greedy, EARLY=early, num_warps=4,
+            LANE=plan.group if controls.truncates else min(8, plan.tile), GREEDY=greedy, EARLY=early, num_warps=4,
         )  # fmt: skip
         if controls.truncates:
             edited = controls.bias is not None or controls.penalties is not None
-            many = controls.truncates > 1
+            way = Cutting.of(batch * nodes, controls.truncates > 1)
             cut[(batch * nodes,)](
-                rows, law, stats, lists, (controls.top_k, controls.top_p, controls.min_p), nodes, spans, GROUP=GROUP,
-                SP=wide(spans), GP=wide(lists.limit), FEW=512 if many else 256, SWEEP=2048,
+                rows, law, stats, lists, (controls.top_k, controls.top_p, controls.min_p), nodes, spans,
+                GROUP=plan.group, SP=wide(spans), GP=wide(lists.limit), FEW=way.few, SWEEP=way.sweep,
                 SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=greedy, EARLY=early,
-                num_warps=4, maxnreg=128, launch_pdl=early,
+                num_warps=way.warps, maxnreg=way.registers, launch_pdl=early,
             )  # fmt: skip
         theirs = controls if draft_controls is None else draft_controls
         laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
         if out is not None or not controls.truncates:
             decide[(batch,)](
                 *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), GREEDY=greedy, EARLY=early,
-                num_warps=1, launch_pdl=early,
+                num_warps=4 if batch * nodes <= PROCESSORS else 1, launch_pdl=early,
             )  # fmt: skip
         if out is not None:
             kept = state.sums.shape[1]
-            parts = plan.parts if controls.whole or controls.truncates > 1 else nodes  # else every row has a list
-            excess[(batch * parts,)](
-                *laws, lists, state, batch, nodes, parts, kept, TILE=TILE, CHUNK=CHUNK, EARLY=early,
-                num_warps=4, launch_pdl=early,
+            short = not (controls.whole or controls.truncates > 1)  # every row has a list
+            parts, ranks = (1, nodes) if short else (plan.parts, plan.ranks)
+            excess[(batch * parts * ranks,)](
+                *laws, lists, state, batch, nodes, parts, ranks, kept, TILE=TILE, CHUNK=CHUNK, EARLY=early,
+                num_warps=1 if short and batch * nodes > 8 * PROCESSORS else 4, launch_pdl=early,
             )  # fmt: skip
             emit[(batch,)](
                 *laws, lists, state, out, nodes, kept, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept), EARLY=early,
@@ -152,12 +174,12 @@ def run(
     return out, summary
 
 
-def _room(batch: int, nodes: int, device: torch.device) -> Emitted:
+def _room(batch: int, nodes: int, logprobs: bool, device: torch.device) -> Emitted:
     return Emitted(
         torch.empty(batch, nodes, dtype=torch.int64, device=device),
         torch.empty(batch, dtype=torch.int32, device=device),
-        torch.empty(batch, nodes, dtype=torch.float32, device=device),
         torch.empty(batch, dtype=torch.int32, device=device),
+        torch.empty(batch, nodes, dtype=torch.float32, device=device) if logprobs else None,
     )
 
 

@@ -80,6 +80,7 @@ def verify(
     rule: Tensor,
     names: Names,
     draft_controls: Controls | None = None,
+    logprobs: bool = False,
 ) -> Emitted:
     """Where each sequence's draft stops and what follows it, for sound input: raises where `verify` would flag."""
     chain = drafted(target, draft, tokens, controls, draft_controls)
@@ -90,7 +91,7 @@ def verify(
         found = draw(verifier.stop(chain), u[0])
         stop = torch.where(rule == member, found, stop)
         token = torch.where(rule == member, draw(verifier.next(chain, found), u[1]), token)
-    return assemble(chain.p, tokens, stop, token)
+    return assemble(chain.p, tokens, stop, token, logprobs)
 
 
 def pick(guesses: Siblings, names: Names) -> Picked:
@@ -115,11 +116,13 @@ def spread(guesses: Siblings) -> Draft:
     return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), *rows)
 
 
-def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor) -> Emitted:
+def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor, logprobs: bool) -> Emitted:
     """The outcome from the stopping node and the token after it."""
     padded = torch.nn.functional.pad(tokens, (0, 1), value=-1)
     place = torch.arange(p.shape[1], device=p.device)
     out = torch.where(place < stop[:, None], padded, torch.where(place == stop[:, None], token[:, None], -1))
-    chance = p.gather(-1, out.clamp_min(0)[..., None])[..., 0]
-    logprob = torch.where(out >= 0, chance.log(), 0).to(torch.float32)
-    return Emitted(out, stop.to(torch.int32), logprob, torch.zeros_like(stop, dtype=torch.int32))
+    logprob = None
+    if logprobs:
+        chance = p.gather(-1, out.clamp_min(0)[..., None])[..., 0]
+        logprob = torch.where(out >= 0, chance.log(), 0).to(torch.float32)
+    return Emitted(out, stop.to(torch.int32), torch.zeros_like(stop, dtype=torch.int32), logprob)

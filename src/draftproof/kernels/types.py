@@ -65,8 +65,8 @@ class Emitted(NamedTuple):
 
     tokens: Tensor  # [B, N] int64: the accepted drafts, the token after them, then -1
     accepted: Tensor  # [B] int32: how many drafts were accepted
-    logprob: Tensor  # [B, N] float32: log of the target's law at each emitted token, 0 beside -1
     fault: Tensor  # [B] int32: Fault flags
+    logprob: Tensor | None  # [B, N] float32, on request: log of the target's law at each emitted token, 0 beside -1
 
 
 class Siblings(NamedTuple):
