@@ -1,4 +1,4 @@
-"""The command line: draftproof generate, limits, distill, audit, collect, list."""
+"""The command line: draftproof generate, limits, distill, audit, collect, bench, list."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from draftproof.audit.command import audit, collect
 from draftproof.bench.command import app as bench
 from draftproof.distill.command import distill
 from draftproof.errors import DraftproofError
+from draftproof.options import numbers
 
 if TYPE_CHECKING:
     from draftproof.bench.demo import Speeds
@@ -31,6 +32,23 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 
 COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from draftproof import __version__
+
+        typer.echo(f"draftproof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Faster text from a language model, from exactly the model's own distribution."""
 
 
 @app.command()
@@ -72,6 +90,7 @@ def generate(
     from draftproof.models import drafter, load
     from draftproof.sampling import Sampling
 
+    verify = _rule(verify, reproducible, lossy)
     tree = _shape(tree, draft_length)
     sampling = Sampling(
         temperature=temperature,
@@ -86,7 +105,7 @@ def generate(
     changes: dict[str, Any] = {"temperature": draft_temperature, "top_k": draft_top_k}
     changes = {name: value for name, value in changes.items() if value is not None}
     settings: dict[str, Any] = {
-        "verify": "gumbel" if reproducible else verify,
+        "verify": verify,
         "lossy": lossy,
         "tree": None if tree == "auto" else Tree.parse(tree),
         "sampling": sampling,
@@ -98,7 +117,7 @@ def generate(
     }
     choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
     names = _names(draft, compare)
-    words = sys.stdin.read() if prompt == "-" else prompt
+    words = _stdin() if prompt == "-" else prompt
     model = load(target, dtype=dtype)
     drafts = [one for name in names if (one := drafter(name, model)) is not None]
     writing = stream(model, words, draft=drafts, **settings)
@@ -110,13 +129,13 @@ def generate(
         from draftproof.bench.ours import Setup
         from draftproof.bench.pair import as_transformers
 
-        setup = Setup(model, drafts[0] if drafts else None, settings["verify"], tree, False, sampling, lossy)
+        setup = Setup(model, drafts[0] if drafts else None, verify, tree, False, sampling, lossy)
         peer = as_transformers(model, target, dtype)
         speeds = compare_ways(ways(setup, peer), encode(model, words, not raw), temperature, output.seed)
     if as_json:
         typer.echo(json.dumps(_as_dict(output, speeds), indent=1))
     else:
-        by_clock = seed is None and bool(output.trace.shapes) and settings["verify"] not in COUPLINGS
+        by_clock = seed is None and bool(output.trace.shapes) and verify not in COUPLINGS
         _summarise(output, speeds, by_clock)
 
 
@@ -145,13 +164,13 @@ def limits(
     from draftproof.models import drafter, load
     from draftproof.noise import check_seed
 
-    sizes = tuple(_numbers(k, int, "k")), tuple(_numbers(temperature, float, "temperature"))
+    sizes = numbers(k, int, "k"), numbers(temperature, float, "temperature")
     settings = Settings(*sizes, tokens, length, draft_top_k, check_seed(seed), chat=not raw).check()
     if plot is not None:
         report.check_plot(plot)
     texts = list(PROMPTS) if prompts is None else read(prompts)
     model = load(target, dtype=dtype)
-    guesser = drafter(draft, model)
+    guesser = None if draft == "none" else drafter(draft, model)
     if guesser is None:
         raise DraftproofError(f"--draft {draft} finds no drafter for {target!r}: name one, such as ngram")
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -168,13 +187,6 @@ def limits(
         console.print(report.table(result))
         console.print(f"\n{report.hotter(result)}\n{report.advice(found, result)}\n")
     console.print(report.clock(found))
-
-
-def _numbers(text: str, kind: type, name: str) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as error:
-        raise DraftproofError(f"{name} takes numbers with commas between them, not {text!r}") from error
 
 
 @app.command("list")
@@ -222,10 +234,29 @@ def _names(text: str, compare: bool) -> list[str]:
     return names
 
 
+def _rule(verify: str, reproducible: bool, lossy: str | None) -> str:
+    """The verifier that was asked for in one way or the other."""
+    asked = [f"--verify {verify}"] if verify != "block" else []
+    asked += ["--reproducible"] if reproducible else []
+    asked += [f"--lossy {lossy}"] if lossy is not None else []
+    if len(asked) > 1:
+        raise DraftproofError(f"{' and '.join(asked)} name different rules: give one of them")
+    return "gumbel" if reproducible else verify
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise DraftproofError(f"standard input is not {error.encoding} text: convert it") from error
+
+
 def _shape(tree: str, draft_length: str) -> str:
     """The shape that was asked for in one way or the other."""
     if draft_length == "auto":
         return tree
+    if not (draft_length.isdecimal() and int(draft_length) > 0):
+        raise DraftproofError(f"--draft-length must be auto or at least 1, not {draft_length}: for none, --draft none")
     if tree != "auto":
         raise DraftproofError(f"--tree {tree} says how long a draft is: give one of --tree and --draft-length")
     return f"chain:{draft_length}"
@@ -292,15 +323,19 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", module=r"(?!draftproof)")
     logging.getLogger().setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it would warn of the process that fetches a model
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it would tell of every try to reach the Hub
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line and exit code 2."""
+    """Run the command line; what a user can mend is one line and exit code 2, what the system refuses, 1."""
     _quiet()
     try:
         app()
     except DraftproofError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+    except OSError as error:  # no space, no right to write
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -163,19 +163,26 @@ def test_collect_then_audit(draftproof, folder, tmp_path):
     ("words", "message"),
     [
         (["audit", "none.jsonl"], "no transcripts at none.jsonl: `draftproof collect` makes some"),
-        (["audit", "FILE", "--target", "FOLDER"], "line 1 is not JSON"),
-        (["collect", "engine", "none.txt", "out"], "no prompts at none.txt"),
-        (["collect", "engine", "FILE", "out", "--samples", "0"], "samples must be at least 1"),
-        (["collect", "elsewhere", "FILE", "out", "--target", "FOLDER"], "unknown source 'elsewhere'"),
-        (["collect", "assisted", "FILE", "out", "--target", "FOLDER"], "assisted generation needs a model"),
-        (["collect", "vllm", "FILE", "out", "--target", "FOLDER"], "vllm is not installed here"),
-        (["collect", "http://127.0.0.1:9", "FILE", "out", "--target", "FOLDER"], "no completions from http://127"),
+        (["audit", "file.txt", "--target", "FOLDER"], "line 1 is not JSON"),
+        (["audit", "file.txt", "--html", "nowhere/page.html"], "the report cannot be written to nowhere/page.html"),
+        (["audit", "bytes.txt", "--target", "FOLDER"], "bytes.txt is not UTF-8 text"),
+        (["collect", "engine", "bytes.txt", "out"], "bytes.txt is not UTF-8 text (byte 0): save it as such"),
+        (["collect", "engine", "file.txt", "nowhere/out"], "transcripts cannot be written to nowhere/out"),
+        (["collect", "engine", "file.txt", "out", "-n", "0"], "max_new_tokens must be at least 1"),
+        (["collect", "engine", "none.txt", "out"], "prompts cannot be read from none.txt"),
+        (["collect", "engine", "file.txt", "out", "--samples", "0"], "samples must be at least 1"),
+        (["collect", "elsewhere", "file.txt", "out", "--target", "FOLDER"], "unknown source 'elsewhere'"),
+        (["collect", "assisted", "file.txt", "out", "--target", "FOLDER"], "assisted generation needs a model"),
+        (["collect", "vllm", "file.txt", "out", "--target", "FOLDER"], "vllm is not installed here"),
+        (["collect", "http://127.0.0.1:9", "file.txt", "out", "--target", "FOLDER"], "no completions from http://127"),
     ],
 )
 def test_bad_input_ends_with_code_two(words, message, draftproof, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("hello world\n")
-    code, out, err = draftproof(*({"FILE": "file", "FOLDER": str(folder)}.get(word, word) for word in words))
+    (tmp_path / "file.txt").write_text("hello world\n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    code, out, err = draftproof(*(str(folder) if word == "FOLDER" else word for word in words))
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,6 +140,22 @@ def test_command(run: Path, lines: Path, tmp_path: Path) -> None:
 def test_a_folder_belongs_to_one_run(run: Path, lines: Path) -> None:
     with pytest.raises(DraftproofError, match="another seed"):
         distil(tiny.model(), "tiny", run, SMALL._replace(data=(str(lines),), seed=1), silent)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": ("absent.txt",)}, "prompts cannot be read from absent.txt"),
+        ({"begin": "absent"}, "no head can be read in absent"),
+        ({"begin": "absent", "kind": "model"}, "unknown model 'absent'"),
+        ({"rate": 0.0}, "rate must be positive"),
+        ({"width": 20, "kind": "model"}, "width must be a multiple of 8, not 20"),
+    ],
+)
+def test_what_cannot_work_leaves_no_folder_behind(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DraftproofError, match=message):
+        distil(tiny.model(), "tiny", tmp_path / "out", SMALL._replace(**change), silent)
+    assert not (tmp_path / "out").exists()
 
 
 def test_out_of_memory_halves_the_batch(run: Path) -> None:

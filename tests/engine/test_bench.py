@@ -194,7 +194,11 @@ def test_the_target_may_be_inflated_and_the_drafter_blurred(folders, monkeypatch
         (("--verify", "blok"), "unknown verifier 'blok'"),
         (("--tree", "star:2"), "verifier 'block' works on chain drafts only: choose such a tree"),
         (("--inflate", "9b"), "unknown shape '9b'"),
-        (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs float weights: leave it out with int8"),
+        (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs a model with float weights"),
+        (("--blur", "0.1"), "blur needs a model with float weights as drafter, not 'ngram' in float32"),
+        (("--blur", "2"), "blur must be from 0 to 1, not 2.0"),
+        (("--seed", "-1"), "seed must be an integer from 0"),
+        (("--only", "nobody"), "--only nobody leaves nothing to measure: there are draftproof plain"),
     ],
 )
 def test_mistakes_are_one_line(bench, folders, words, said):

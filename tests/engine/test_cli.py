@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -139,6 +140,13 @@ def test_the_list_names_every_verifier(draftproof):
         (["generate", "x", "--top-k", "-3"], "top_k must be 0 (off) or a positive integer"),
         (["generate", "x", "--draft", "ngram,cache", "--compare"], "--compare takes one drafter, not 2"),
         (["generate", "x", "--tree", "bush"], "unknown tree 'bush': use chain:5"),
+        (["generate", "x", "--draft-length", "0"], "--draft-length must be auto or at least 1, not 0"),
+        (
+            ["generate", "x", "--reproducible", "--lossy", "typical"],
+            "--reproducible and --lossy typical name different",
+        ),
+        (["generate", "x", "--target", ""], "unknown model ''"),
+        (["generate", "caf\udce9", "--target", "FOLDER"], "the prompt has bytes that are no text: give it in UTF-8"),
         (["generate", "", "--target", "FOLDER"], "the prompt is empty"),
         (["generate", "x" * 200, "--target", "FOLDER"], "the prompt has 200 tokens but the context"),
         (["generate", "x", "--target", "FOLDER", "--tree", "star:3"], "'block' works on chain drafts only"),
@@ -167,3 +175,15 @@ def test_colours_tell_the_kinds_apart_on_a_terminal(folder, monkeypatch):
 def test_it_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "draftproof", "--help"], capture_output=True, text=True, check=True)
     assert "generate" in done.stdout
+
+
+def test_what_the_system_refuses_is_one_line_and_exit_code_1(draftproof, monkeypatch):
+    def full(*words: object, **settings: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli, "_rules", full)
+    assert draftproof("list") == (1, "", "error: [Errno 28] No space left on device\n")
+
+
+def test_the_version_is_told(draftproof):
+    assert draftproof("--version")[:2] == (0, f"draftproof {version('draftproof')}\n")

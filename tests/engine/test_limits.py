@@ -227,6 +227,8 @@ def test_tables_for_people(folder, tmp_path):
         (["--draft-top-k", "-2"], "top_k must be 0 (off) or a positive integer"),
         (["--seed", "-1"], "seed must be an integer from 0"),
         (["--plot", "out.pdf"], "a plot is written as .svg or .png, not as 'out.pdf'"),
+        (["--plot", "nowhere/out.svg"], "the plot cannot be written to nowhere/out.svg"),
+        (["--draft", "none", "--target", "tiny"], "--draft none finds no drafter for 'tiny'"),
         (["--prompts", "absent.txt"], "prompts cannot be read from absent.txt"),
         (["--prompts", "some.csv"], "prompts come from a .txt or .jsonl file, not from 'some.csv'"),
         (["--target", "smolm2"], "unknown model 'smolm2': did you mean 'smollm2'?"),

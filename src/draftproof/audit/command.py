@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftproof.errors import DraftproofError
+from draftproof.options import check_writable
 
 if TYPE_CHECKING:
     from draftproof.audit.transcripts import Transcript
@@ -47,6 +48,8 @@ def audit(
 
     if not transcripts.is_file():
         raise DraftproofError(f"no transcripts at {transcripts}: `draftproof collect` makes some")
+    if html is not None:
+        check_writable(html, "the report")
     model = load(target, dtype=dtype)
     guesser = None if draft == "none" else drafter(draft, model)
     texts = _counted(read(transcripts, model))
@@ -72,7 +75,7 @@ def _counted(transcripts: Iterator[Transcript]) -> Iterator[Transcript]:
 
 def collect(
     source: Annotated[str, typer.Argument(help="engine, transformers, assisted, lookup, vllm, or a server's URL.")],
-    prompts: Annotated[Path, typer.Argument(help="A text file, one prompt a line.")],
+    prompts: Annotated[Path, typer.Argument(help="A .txt file, one prompt a line, or a .jsonl file.")],
     out: Annotated[Path, typer.Argument(help="JSONL file to write.")],
     target: Target = "smollm2",
     draft: Annotated[str, typer.Option(help="For engine and assisted: as for generate, or none.")] = "none",
@@ -93,6 +96,7 @@ def collect(
     """Sample from an engine and keep what it said, to be audited."""
     from draftproof.audit import write
     from draftproof.engine.generate import encode
+    from draftproof.limits.prompts import read
     from draftproof.models import load
     from draftproof.sampling import Sampling
 
@@ -101,11 +105,12 @@ def collect(
     )
     if samples < 1:
         raise DraftproofError(f"samples must be at least 1, not {samples}")
-    if not prompts.is_file():
-        raise DraftproofError(f"no prompts at {prompts}: give a text file with one prompt a line")
+    if max_new_tokens < 1:
+        raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    questions = read(prompts)
+    check_writable(out, "transcripts")
     theirs = source in ("transformers", "lookup", "assisted")  # who generate with their own networks
     loaded = load(target, dtype=dtype, lean=not theirs)
-    questions = [line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
     ids = [encode(loaded, question, chat=not raw) for question in questions]
     settings: dict[str, Any] = {"samples": samples, "max_new_tokens": max_new_tokens}
     if not source.startswith("http"):

@@ -61,8 +61,10 @@ def read(path: str | Path, target: Model) -> Iterator[Transcript]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield parse(line, number, target)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the transcripts at {path} cannot be read ({error}): check the path") from error
+    except OSError as error:
+        raise InputError(f"transcripts cannot be read from {path} ({error.strerror}): check the path") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: transcripts are a JSON object a line") from error
 
 
 def parse(text: str, line: int, target: Model) -> Transcript:
@@ -101,13 +103,11 @@ def checked(transcript: Transcript, target: Model) -> Transcript:
 
 
 def write(path: str | Path, transcripts: Iterable[Transcript]) -> int:
-    """Write transcripts as they come; how many."""
+    """Write transcripts as they come; how many. A long collection that is broken off keeps what it has."""
     count = 0
-    with Path(path).open("w", encoding="utf-8") as file:
-        for transcript in transcripts:
+    for count, transcript in enumerate(transcripts, start=1):
+        with Path(path).open("w" if count == 1 else "a", encoding="utf-8") as file:
             file.write(json.dumps(as_dict(transcript)) + "\n")
-            file.flush()  # a long collection that is broken off keeps what it has
-            count += 1
     return count
 
 

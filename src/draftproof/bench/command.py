@@ -1,17 +1,15 @@
-"""The command line of the benchmarks: draftproof bench engine, samples, demo."""
+"""The command line of the benchmarks: draftproof bench engine, samples, demo, kernels."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from draftproof.errors import DraftproofError
-
-Number = TypeVar("Number", int, float)
+from draftproof.options import check_writable, numbers
 
 app = typer.Typer(help="Measure speed beside transformers, every peer in the same run.", no_args_is_help=True)
 
@@ -123,8 +121,10 @@ def kernels(
     """Fused verification beside its memory floor and its peers, on a GPU."""
     from draftproof.bench.pair import repository
 
+    if json is not None:
+        check_writable(json, "rows")
     bench = repository("benchmarks.kernels")
-    sizes, batches = _numbers(vocabulary, int, "vocabulary"), _numbers(batch, int, "batch")
+    sizes, batches = numbers(vocabulary, int, "vocabulary"), numbers(batch, int, "batch")
     typer.echo(bench.table(bench.run(sizes, batches, mode.split(","), peers, check, json)))
 
 
@@ -142,7 +142,7 @@ def _options(
     """What is measured, checked before any model is loaded."""
     from draftproof.bench.engine import Options
 
-    temperatures, batches = _numbers(temperature, float, "temperature"), _numbers(batch, int, "batch")
+    temperatures, batches = numbers(temperature, float, "temperature"), numbers(batch, int, "batch")
     ways = tuple(only.split(","))
     return Options(_names(verify), tree, temperatures, batches, tokens, repeat, seed, compiled, ways).check()
 
@@ -152,13 +152,6 @@ def _names(text: str) -> tuple[str, ...]:
     from draftproof.engine.generate import choose_rule
 
     return tuple(choose_rule(name, None).name for name in text.split(","))
-
-
-def _numbers(text: str, kind: Callable[[str], Number], name: str) -> tuple[Number, ...]:
-    try:
-        return tuple(kind(word) for word in text.split(","))
-    except ValueError as error:
-        raise DraftproofError(f"{name} takes numbers with commas between them, not {text!r}") from error
 
 
 def _notice(line: str) -> None:
@@ -177,6 +170,8 @@ def _report(
     from draftproof.bench import pair
     from draftproof.bench.rows import append
 
+    if json is not None:
+        check_writable(json, "rows")
     opened = pair.open_pair(*models)
     for made in measure(opened, pair.prompts(opened, prompts, by), options, _notice):
         if json is not None:

@@ -13,6 +13,7 @@ from draftproof.bench.rows import Setting, facts, rows
 from draftproof.bench.turns import Ids, Way, Workload, open_ways, take_turns
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
+from draftproof.noise import check_seed
 
 
 class Options(NamedTuple):
@@ -34,6 +35,7 @@ class Options(NamedTuple):
                 raise DraftproofError(f"{name} must be at least 1, not {min(values, default='empty')}")
         if not self.temperatures or min(self.temperatures) < 0:
             raise DraftproofError(f"temperature must be 0 or more, not {min(self.temperatures, default='empty')}")
+        check_seed(self.seed)
         return self
 
 
@@ -48,7 +50,11 @@ def measure(
         chosen = {kind: rounds(ids, batch, options.repeat) for kind, ids in groups.items()}
         hardest = max((prompts for some in chosen.values() for prompts in some), key=longest)
         workload = Workload(batch, options.tokens, longest(hardest))
-        ways = [way for way in peers(pair, options, batch) if any(part in way.name for part in options.only)]
+        every = list(peers(pair, options, batch))
+        ways = [way for way in every if any(part in way.name for part in options.only)]
+        if not ways:
+            names = ", ".join(way.name for way in every)
+            raise DraftproofError(f"--only {','.join(options.only)} leaves nothing to measure: there are {names}")
         ready = open_ways(ways, workload, hardest, options.temperatures, pair.device, notice)
         for temperature in options.temperatures:
             for kind, some in chosen.items():

@@ -40,6 +40,14 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     inflate   shape of `benchmarks.inflate` that the target's function is put into: the cost of a larger model
     blur      share of noise in the drafter's weights: a drafter that agrees less
     """
+    if not 0 <= blur <= 1:
+        raise DraftproofError(f"blur must be from 0 to 1, not {blur}")
+    named = draft == "none" or draft in DRAFTERS or draft.startswith("text:") or "|" in draft
+    no_model = named or head.is_head(Path(draft))
+    if blur and (no_model or dtype == "int8"):
+        raise DraftproofError(
+            f"blur needs a model with float weights as drafter, not {draft!r} in {dtype}: leave it out"
+        )
     if inflate:
         made, device = repository("benchmarks.inflate"), "cuda" if torch.cuda.is_available() else "cpu"
         small, tokenizer = read(target, torch.float32)
@@ -54,10 +62,8 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     if inflate and draft == "head":
         wide = made.inflate_head(headnet.load(head.SHIPPED), small.config.num_hidden_layers, made.shape(inflate))
         return Pair(ours, head.HeadModel(ours, wide), theirs, None, device, dtype)
-    if draft in DRAFTERS or draft.startswith("text:") or "|" in draft or head.is_head(Path(draft)):
+    if no_model:
         return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
-    if blur and dtype == "int8":
-        raise DraftproofError("blur needs float weights: leave it out with int8")
     if blur:
         network, tokenizer = read(draft, getattr(torch, dtype))
         repository("benchmarks.inflate").blur(network, blur)

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from draftproof.bench.turns import Run
-from draftproof.errors import DraftproofError
 
 
 class Setting(NamedTuple):
@@ -127,11 +126,8 @@ def _anchors(made: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def append(path: Path, made: Iterable[Mapping[str, Any]]) -> None:
     """Add rows to a file of one JSON object a line."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in made)
-    except OSError as error:
-        raise DraftproofError(f"rows cannot be written to {path} ({error.strerror}): name another file") from error
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in made)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -43,6 +43,10 @@ class Job(NamedTuple):
         for name in ("minutes", "shards", "steps", "layers"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise DraftproofError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.width % 8:
+            raise DraftproofError(f"width must be a multiple of 8, not {self.width}")
+        if not self.rate > 0:
+            raise DraftproofError(f"rate must be positive, not {self.rate}")
         if self.length < 16:
             raise DraftproofError(f"rows of {self.length} tokens are too short to learn from: use 16 or more")
         return self
@@ -55,7 +59,10 @@ class Folder:
         self.out = out
         self.text = text or out / "text"
         for place in (self.out, self.text):
-            place.mkdir(parents=True, exist_ok=True)
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DraftproofError(f"no folder can be made at {place} ({error.strerror}): choose another") from error
         self.asked = {"target": target, **json.loads(json.dumps(job._asdict()))}
         self.measured: dict[str, int] = {}
         if self.plan.exists():

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from draftproof import models
 from draftproof.distill import data, evaluate, head, model
 from draftproof.distill.data import Source, Text
 from draftproof.distill.evaluate import Quality
@@ -22,19 +23,24 @@ from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.distill.train import Progress, Settings, Trainer
 from draftproof.limits.prompts import read
+from draftproof.models import headnet
 from draftproof.models.hf import HFModel
 
 WRITING = 0.3  # share of the minutes that go into text
 HEAT = (1.0, 1.0, 0.7)  # temperatures of the text, and so of the laws that are taught
 HELD_HEAT = (1.0, 0.7)
 Report = Callable[[str, float, str], object]  # stage, share done, remark
+Prompts = tuple[dict[str, list[str]], list[str]]  # of each source, and those kept apart
 
 
 def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text: Path | None = None) -> list[Quality]:
     """Train a drafter for the target into the folder; `text` may be the folder of another run's text."""
-    folder = Folder(out, name, job.check(), text)
+    prompts = _prompts(job.check())  # what cannot be read is found out before anything is written
+    if job.begin:
+        headnet.load(Path(job.begin)) if job.kind == "head" else models.read(job.begin, torch.float32)
+    folder = Folder(out, name, job, text)
     minutes = job.minutes if job.minutes is not None else 20.0
-    written, held = _text(target, folder, job, minutes, report)
+    written, held = _text(target, folder, job, prompts, minutes, report)
     student = _student(target, written, job)
     report("reading", 0.0, "")
     done = 0
@@ -71,9 +77,11 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
     return found
 
 
-def _text(target: HFModel, folder: Folder, job: Job, minutes: float, report: Report) -> tuple[Text, Text]:
+def _text(
+    target: HFModel, folder: Folder, job: Job, prompts: Prompts, minutes: float, report: Report
+) -> tuple[Text, Text]:
     """Text to learn from and text to be judged on, from disk or written now."""
-    pools, held_pool = _prompts(job)
+    pools, held_pool = prompts
     longest = min(data.LONGEST, job.length // 2)
     made = {name: Source.of(target, pool, job.chat, longest) for name, pool in pools.items()}
     sources = [made[name] for name in job.data]
@@ -108,7 +116,7 @@ def _text(target: HFModel, folder: Folder, job: Job, minutes: float, report: Rep
     return Text.load(paths[1:]), Text.load([folder.text / "held.safetensors"])
 
 
-def _prompts(job: Job) -> tuple[dict[str, list[str]], list[str]]:
+def _prompts(job: Job) -> Prompts:
     """Prompts of each source (none for "self"), and those kept apart."""
     pools = {name: [] if name == "self" else read(Path(name)) for name in dict.fromkeys(job.data)}
     if job.held:

@@ -245,6 +245,8 @@ def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
     tokenizer = target.tokenizer
     if len(prompt) == 0:
         raise DraftproofError("the prompt is empty: give at least one word or token")
+    if isinstance(prompt, str) and not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise DraftproofError("the prompt has bytes that are no text: give it in UTF-8")
     ids: list[Any]
     if isinstance(prompt[0], int):
         ids = list(prompt)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftproof.errors import DraftproofError
+from draftproof.options import read_text
 
 PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
@@ -22,10 +23,7 @@ def read(path: Path) -> list[str]:
     """The prompts of a .txt file, one a line, or of a .jsonl file, one an object."""
     if path.suffix not in (".txt", ".jsonl"):
         raise DraftproofError(f"prompts come from a .txt or .jsonl file, not from {path.name!r}: rename or convert it")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DraftproofError(f"prompts cannot be read from {path} ({error}): check the path") from error
+    lines = read_text(path, "prompts").splitlines()
     numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise DraftproofError(f"{path} holds no prompt: write one a line")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError
 from draftproof.limits import FACTORS, Measured, Report, Temperature
+from draftproof.options import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -151,6 +152,7 @@ def check_plot(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise DraftproofError("plots need matplotlib: install draftproof[theory]") from error
+    check_writable(path, "the plot")
 
 
 def plot(report: Report, path: Path) -> None:
@@ -165,12 +167,7 @@ def plot(report: Report, path: Path) -> None:
             _panel(panel, result)
         panels[0].set_ylabel("acceptance of one of K guesses")
         figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-        try:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except OSError as error:
-            raise DraftproofError(
-                f"the plot cannot be written to {path} ({error.strerror}): choose another place"
-            ) from error
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _panel(panel: Any, result: Temperature) -> None:

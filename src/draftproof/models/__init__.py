@@ -137,7 +137,7 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
         return str(fetch.smollm2()), {}
     if name == "tiny":
         return str(packaged.folder(name)), {}
-    path = Path(name).expanduser()
+    path = Path(name or "unnamed").expanduser()  # Path("") would be this folder
     if path.suffix == ".gguf":
         if not path.is_file():
             raise DraftproofError(f"no model file at {name}: check the path")
