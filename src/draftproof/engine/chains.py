@@ -75,20 +75,20 @@ class Chains:
         self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._controls: Controls | None = None
         self._recorded: dict[int, tuple[Any, Made]] = {}
-        again = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
-        self.readers = [Reader(session, again) for session in self.sessions]
+        how = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
+        self.readers = [Reader(session, how) for session in self.sessions]
 
     @property
     def sessions(self) -> list[StaticSession | StaticHead]:
         return [self.target] if self.drafter is None else [self.target, self.drafter]
 
     def read(self, texts: Iterable[tuple[int, Sequence[int]]], again: bool = False) -> None:
-        """Read rows' texts; `again`: the drafter alone, which has missed some of what it said before."""
+        """Read texts into rows; `again`: the drafter alone does, as steps were made without it."""
         for pack in packs(texts):
             there = pack.to(self.device, non_blocking=True)
             ids, rows, positions = there
             self.state.text[rows, positions + 1] = ids
-            for reader in self.readers[again:]:
+            for reader in self.readers[1:] if again else self.readers:
                 reader.read(there)
 
     @property
