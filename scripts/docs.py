@@ -29,7 +29,9 @@ WIDTH = 120
 FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
 FIGURES = (figure, figure_limits)
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
-READING_ORDER = ("how-it-works.md", "exactness.md", "sampling.md", "limits.md", "architecture.md", "algorithms.md")
+READING_ORDER = tuple(
+    f"{name}.md" for name in ("how-it-works", "exactness", "python", "sampling", "limits", "architecture", "algorithms")
+)
 SHAPES = {
     "chain": "One path",
     "star": "Several guesses for one token",

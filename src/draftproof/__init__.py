@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftproof.engine.dropin import custom_generate
     from draftproof.engine.generate import generate, stream
     from draftproof.engine.request import Output
+    from draftproof.engine.serve import Engine
     from draftproof.models import load
 
 __version__ = version("draftproof")
@@ -25,6 +26,7 @@ __all__ = [
     "ByEntropy",
     "Draft",
     "DraftproofError",
+    "Engine",
     "Output",
     "Sampling",
     "Tree",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Engine": "draftproof.engine.serve",
     "Output": "draftproof.engine.request",
     "custom_generate": "draftproof.engine.dropin",
     "generate": "draftproof.engine.generate",

@@ -46,7 +46,6 @@ HONOURED = {
     *("watermarking_config", "return_dict_in_generate", "pad_token_id", "bos_token_id", "eos_token_id"),
     "disable_compile",  # nothing is compiled
     *("early_stopping", "length_penalty", "diversity_penalty", "decoder_start_token_id"),  # of beams and encoders alone
-    "transformers_version",
 }
 # What the others are where nobody asked for anything; those that are not named are None or False.
 UNASKED = {
@@ -142,7 +141,8 @@ def _call(frame: Any) -> Mapping[str, Any]:
 
 def _refuse(config: Any, processors: Any, rest: dict[str, Any], call: Mapping[str, Any]) -> None:
     """What is asked for and cannot be had, by its name: settings, arguments of generate(), inputs of the model."""
-    settings = [name for name in vars(GenerationConfig()) if name not in HONOURED and not name.startswith("_")]
+    settings = vars(GenerationConfig()).keys() - HONOURED
+    settings = sorted(name for name in settings if not name.startswith(("_", "transformers_version")))
     asked = {name: getattr(config, name, None) for name in settings}
     asked |= {name: call.get(name) for name in ("assistant_model", "synced_gpus")}
     for name, value in asked.items():

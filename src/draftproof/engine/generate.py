@@ -122,18 +122,12 @@ def prepare(
                     none is given, one is drawn, and shapes are tuned by the clock too: faster, but not to be repeated
     compile         on a GPU, compile both models first: a minute or two, then about twice the speed
     """
-    rule = choose_rule(verify, lossy)
-    target = load(target) if isinstance(target, str) else target
+    target, drafts, rule = resolve(target, draft, verify, lossy)
     sampling = sampling or Sampling()
     if not sampling.end_tokens:
         sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
-    named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
-    found = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
-    drafts: list[Model] = [one for one in found if one is not None]
-    if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
-        raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
-    tempers = draft_sampling is None and not isinstance(rule, Lossy) and _has_temperature(sampling)
-    shape, paced = choose_shape(rule, drafts, tree, seed is not None, tempers)
+    heated = draft_sampling is None and tempers(rule, sampling)
+    shape, paced = choose_shape(rule, drafts, tree, seed is not None, heated)
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
@@ -153,7 +147,7 @@ def prepare(
             (stop,) if isinstance(stop, str) else tuple(stop),
             Member(seed, request),
             Trace(rule.name, guessers, notice),
-            Auto("chain", assumed(target, drafts), tempers, hope(drafts))
+            Auto("chain", assumed(target, drafts), heated, hope(drafts))
             if paced and isinstance(batch, Batch)
             else None,
         )
@@ -161,6 +155,20 @@ def prepare(
     ]
     batch.add(requests)
     return batch, requests
+
+
+def resolve(
+    target: str | Model, draft: str | Model | Sequence[str | Model] | None, verify: str, lossy: str | None
+) -> tuple[Model, list[Model], Rule]:
+    """Who writes, who guesses and who decides, from their names."""
+    rule = choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
+    target = load(target) if isinstance(target, str) else target
+    named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
+    found = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
+    drafts: list[Model] = [one for one in found if one is not None]
+    if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
+        raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
+    return target, drafts, rule
 
 
 def open_batch(
@@ -216,8 +224,9 @@ def choose_shape(
     return tuned(rule, drafts, tempers), False
 
 
-def _has_temperature(sampling: Sampling) -> bool:
-    return not callable(sampling.temperature) and sampling.temperature > 0
+def tempers(rule: Rule, sampling: Sampling) -> bool:
+    """Whether guesses may be drawn hotter than asked: exact rules allow it, and there is a temperature to change."""
+    return not (isinstance(rule, Lossy) or callable(sampling.temperature)) and sampling.temperature > 0
 
 
 def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:

@@ -1,0 +1,144 @@
+"""Engine: requests of all kinds come and go, each with its own sampling, seed and length, and share target calls.
+
+A text does not depend on its neighbours: with the same seed it is the one that it would be alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections import deque
+from collections.abc import Sequence
+
+from draftproof.draft import Tree
+from draftproof.engine import fused
+from draftproof.engine.auto import Auto, assumed, hope
+from draftproof.engine.batch import Batch
+from draftproof.engine.fused import FusedBatch
+from draftproof.engine.generate import Prompt, choose_draw, choose_shape, encode, open_batch, resolve, tempers
+from draftproof.engine.laws import Member
+from draftproof.engine.request import Request
+from draftproof.engine.text import Piece
+from draftproof.engine.trace import Trace
+from draftproof.errors import DraftproofError
+from draftproof.lossy import Lossy
+from draftproof.models.session import Model
+from draftproof.noise import check_seed
+from draftproof.sampling import Sampling
+
+
+class Engine:
+    """Texts in `rows` rows of at most `length` tokens each; requests beyond that wait for a row.
+
+    >>> from draftproof.models.table import TableModel
+    >>> coin = TableModel(lambda context: [0.5, 0.5])
+    >>> engine = Engine(coin, draft=coin, rows=2)
+    >>> requests = [engine.add_request([0], max_new_tokens=n, seed=n) for n in (3, 5, 4)]
+    >>> while not engine.is_finished:
+    ...     said = engine.step()  # (request, pieces of text) of every text that grew
+    >>> [len(request.output.tokens) for request in requests]
+    [3, 5, 4]
+    """
+
+    def __init__(
+        self,
+        target: str | Model,
+        *,
+        draft: str | Model | Sequence[str | Model] | None = "auto",
+        verify: str = "block",
+        lossy: str | None = None,
+        tree: Tree | None = None,
+        rows: int = 16,
+        length: int = 2048,
+        compile: bool = False,
+    ) -> None:
+        """`length` counts prompt and text; the other settings are those of `generate`."""
+        if rows < 1:
+            raise DraftproofError(f"rows must be at least 1, not {rows}")
+        self.target, self.drafts, self.rule = resolve(target, draft, verify, lossy)
+        self.length = min(length, self.target.context or length)
+        self.shape, self._paced = choose_shape(self.rule, self.drafts, tree, seeded=True, tempers=False)
+        choose_draw(self.rule, self.shape.example if isinstance(self.shape, Auto) else self.shape, None)
+        self.rows, self._compile = rows, compile
+        self._batches: dict[bool, Batch | FusedBatch] = {}  # by whether the fused step can do what is asked
+        self._waiting: deque[Request] = deque()
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        *,
+        sampling: Sampling | None = None,
+        draft_sampling: Sampling | None = None,
+        max_new_tokens: int = 128,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        chat: bool = True,
+    ) -> Request:
+        """A text to be written; its `.output` grows with every step and is whole once `.finish` says why it ended."""
+        if max_new_tokens < 1:
+            raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        ids = encode(self.target, prompt, chat)
+        if len(ids) + max_new_tokens > self.length:
+            raise DraftproofError(
+                f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit {self.length}: "
+                "shorten one, or open the Engine with a larger length"
+            )
+        sampling = sampling or Sampling()
+        if not sampling.end_tokens:
+            sampling = dataclasses.replace(sampling, end_tokens=self.target.end_tokens)
+        pace = None
+        if self._paced:
+            heated = draft_sampling is None and tempers(self.rule, sampling)
+            pace = Auto("chain", assumed(self.target, self.drafts), heated, hope(self.drafts))
+        guessers = " + ".join(one.name for one in self.drafts) or "none"
+        request = Request(
+            self.target,
+            ids,
+            sampling,
+            draft_sampling or sampling,
+            max_new_tokens,
+            (stop,) if isinstance(stop, str) else tuple(stop),
+            Member(secrets.randbits(63) if seed is None else check_seed(seed), 0),
+            Trace(self.rule.name, guessers, self.rule.notice if isinstance(self.rule, Lossy) else ""),
+            pace,
+        )
+        self._waiting.append(request)
+        return request
+
+    @property
+    def is_finished(self) -> bool:
+        return not self._waiting and all(batch.is_finished for batch in self._batches.values())
+
+    def step(self) -> list[tuple[Request, list[Piece]]]:
+        """Those who wait take the rows that are free, in their order; then one target call, and what was said in it."""
+        while self._waiting and (batch := self._batch(self._waiting[0])).room:
+            batch.add([self._waiting.popleft()])
+        return [said for batch in self._batches.values() if not batch.is_finished for said in batch.step()]
+
+    def cancel(self, request: Request) -> None:
+        """Give a text up; what it has said so far stays in it."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+            request.finish = "cancelled"
+        elif not request.finish:
+            self._batch(request).cancel(request)
+
+    def _batch(self, request: Request) -> Batch | FusedBatch:
+        """The batch that this request belongs to; opened when the first of its kind comes."""
+        samplings = request.sampling, request.draft_sampling
+        fixed = Tree.chain(5) if isinstance(self.shape, Auto) or self._paced else self.shape
+        kind = fused.fits(self.target, self.drafts, self.rule.name, fixed, samplings)
+        if kind not in self._batches:
+            capacity = self.length + self.shape.size
+            self._batches[kind] = open_batch(
+                self.target,
+                self.drafts,
+                self.rule,
+                self.shape,
+                samplings,
+                self.rows,
+                capacity,
+                compile=self._compile,
+                paced=self._paced,
+            )
+        return self._batches[kind]

@@ -1,0 +1,70 @@
+"""Requests of all kinds side by side: each gets the text that it would get alone."""
+
+from __future__ import annotations
+
+import pytest
+
+import draftproof as dp
+from tests import tiny
+
+ORDERS = [
+    {"prompt": "abcabc", "max_new_tokens": 20, "seed": 1},
+    {"prompt": "hello", "max_new_tokens": 9, "seed": 2, "sampling": dp.Sampling(temperature=0.5, top_k=9)},
+    {"prompt": "abcabc", "max_new_tokens": 14, "seed": 3, "sampling": dp.Sampling(repetition_penalty=1.4)},
+    {"prompt": [3, 1, 4], "max_new_tokens": 12, "seed": 4, "draft_sampling": dp.Sampling(temperature=1.3)},
+    {"prompt": "x", "max_new_tokens": 30, "seed": 5, "sampling": dp.Sampling(temperature=0), "stop": "a"},
+]
+
+
+def finish(engine: dp.Engine) -> dict[int, str]:
+    said: dict[int, str] = {}
+    while not engine.is_finished:
+        for request, pieces in engine.step():
+            said[id(request)] = said.get(id(request), "") + "".join(piece.text for piece in pieces)
+    return said
+
+
+@pytest.mark.parametrize(
+    "how", [{"draft": None}, {"draft": "ngram"}, {"verify": "gumbel"}, {"verify": "csbv", "tree": dp.Tree.paths(2, 2)}]
+)
+def test_a_text_is_the_one_it_is_alone(how):
+    target = tiny.model()
+    how = {"draft": tiny.model("llama", 1)} | how
+    engine = dp.Engine(target, rows=2, length=60, **how)
+    requests = [engine.add_request(**order) for order in ORDERS]
+    said = finish(engine)
+    for request, order in zip(requests, ORDERS, strict=True):
+        alone = dp.generate(target, **order, **how)
+        assert request.output.tokens == alone.tokens
+        assert request.output.finish == alone.finish
+        assert said[id(request)] == alone.text
+
+
+def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():
+    engine = dp.Engine(tiny.model(), draft=None, rows=1, length=60)
+    first, second, third = (engine.add_request("abc", max_new_tokens=5, seed=n) for n in range(3))
+    engine.step()
+    assert (len(first.tokens), second.tokens) == (1, [])
+    engine.cancel(second)
+    engine.cancel(first)
+    finish(engine)
+    assert [(one.finish, len(one.tokens)) for one in (first, second, third)] == [
+        ("cancelled", 1),
+        ("cancelled", 0),
+        ("length", 5),
+    ]
+    engine.cancel(third)  # a text that has ended stays as it is
+    assert third.finish == "length"
+
+
+def test_mistakes_are_named_at_once():
+    engine = dp.Engine(tiny.model(), draft=None, rows=1, length=20)
+    with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit 20"):
+        engine.add_request("abc", max_new_tokens=18)
+    with pytest.raises(dp.DraftproofError, match="max_new_tokens must be at least 1, not 0"):
+        engine.add_request("abc", max_new_tokens=0)
+    with pytest.raises(dp.DraftproofError, match="rows must be at least 1, not 0"):
+        dp.Engine(tiny.model(), rows=0)
+    with pytest.raises(dp.DraftproofError, match="'block' works on chain drafts only"):
+        dp.Engine(tiny.model(), draft="ngram", tree=dp.Tree.star(3))
+    assert engine.is_finished
