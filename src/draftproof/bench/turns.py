@@ -65,16 +65,17 @@ def open_ways(
     device: str,
     notice: Callable[[str], object],
 ) -> list[Ready]:
-    """Make every way write the prompts once, unmeasured: caches fill, kernels are compiled, graphs captured.
+    """Make every way write the prompts unmeasured: caches fill, kernels are compiled, graphs captured.
 
-    A way that fails does not run on this machine; it is left out and `notice` hears why.
+    On a GPU twice, because some graphs are captured when a shape comes again. A way that fails does not run on this
+    machine; it is left out and `notice` hears why.
     """
     ready = []
     for way in ways:
         before = _held(device)
         try:
             write = way.open(workload)
-            for temperature in temperatures:
+            for temperature in [*temperatures] * (2 if device == "cuda" else 1):
                 write(prompts, temperature, 0)
         except DraftproofError:  # ours, and the user can mend it
             raise
