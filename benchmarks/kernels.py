@@ -32,6 +32,7 @@ from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Sampling
 
 DRAFTS = 5
+GUESSES = 4  # of a pick
 SEED = 1
 MODES = {
     "temp": Sampling(temperature=0.8),
@@ -151,8 +152,29 @@ def check(device: str) -> Iterator[dict[str, Any]]:
             rules = torch.full((len(data.tokens),), rule, dtype=torch.int32, device=device)
             found = agreement.compare(out, *data[:4], rules, data.names)
             yield {"bench": "kernels agreement", "mode": mode, "rule": rule.name.lower(), "B": 64, **found._asdict()}
+    for batch in (1, 64):
+        yield {
+            "bench": "kernels pick",
+            "V": 128256,
+            "B": batch,
+            "K": GUESSES,
+            "us": round(clock(pick(batch, device)), 1),
+        }
     for rule in Rule:
         yield {"bench": "kernels fit", "rule": rule.name.lower(), **fit(rule, device)}
+
+
+def pick(batch: int, device: str) -> Callable[[], Any]:
+    """One pick among several guesses after the first node of each sequence, its plan on the host included."""
+    data = case(batch, 128256, MODES["temp"], device)
+    first = torch.zeros(batch, dtype=torch.int64, device=device)
+    law = reference.law(data.draft[:, :1], data.controls, data.tokens[:, :0])[:, 0]
+    tokens = torch.multinomial(law, GUESSES, replacement=True)
+    laws = kernels.summarise(data.target, data.controls, data.tokens)
+    return lambda: kernels.pick(
+        data.target, first, data.draft, first, tokens, data.controls, data.names, laws=laws, drafted=data.kept,
+        backend="triton",
+    )  # fmt: skip
 
 
 def fit(rule: Rule, device: str, batch: int = 1 << 17, rounds: int = 16) -> dict[str, float]:
