@@ -26,7 +26,7 @@ from draftproof.audit import audit, collect
 from draftproof.audit.transcripts import Transcript
 from draftproof.bench.rows import facts
 from draftproof.draft import Tree
-from draftproof.engine.generate import encode
+from draftproof.engine.asked import encode
 from draftproof.models import load
 from draftproof.models.cache import Recall
 from draftproof.models.head import HeadModel

@@ -206,6 +206,10 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
             row = scores[r : r + 1]
             for processor in sampling.processors:
                 row = processor(_like(np.array([context.prompt + context.output], dtype=np.int64), scores), row)
+                if row.shape != (1, size):
+                    raise DraftproofError(
+                        f"processor {processor!r} made {tuple(row.shape)} of (1, {size}): keep the shape"
+                    )
             rows.append(row)
         scores = xp.concat(rows, axis=0)
     return scores
@@ -247,8 +251,8 @@ def _dense(values: Mapping[int, float], size: int, name: str) -> Any:
     """[V] array of a sparse mapping."""
     dense = np.zeros(size)
     for token, value in values.items():
-        if not 0 <= token < size:
-            raise DraftproofError(f"{name} names token {token}, but the vocabulary has ids 0 to {size - 1}")
+        if not (isinstance(token, int | np.integer) and 0 <= token < size):
+            raise DraftproofError(f"{name} names token {token!r}, but the vocabulary has ids 0 to {size - 1}")
         dense[token] = value
     return dense
 

@@ -248,3 +248,8 @@ def test_that_auto_found_no_drafter_is_said(monkeypatch):
     assert out.tokens == dp.generate(tiny.model(), "hello", draft=None, max_new_tokens=8, seed=1).tokens
     assert out.trace.drafter == "none"
     assert "no drafter: plain sampling, a target call for every token" in out.trace.summary()
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(dp.DraftproofError, match=r"tiny cannot be put on 'nowhere' .* name another device"):
+        dp.load("tiny", device="nowhere")

@@ -95,7 +95,7 @@ def collect(
 ) -> None:
     """Sample from an engine and keep what it said, to be audited."""
     from draftproof.audit import write
-    from draftproof.engine.generate import encode
+    from draftproof.engine.asked import encode
     from draftproof.limits.prompts import read
     from draftproof.models import load
     from draftproof.sampling import Sampling

@@ -159,7 +159,7 @@ def _parse(said: Any, line: int, target: Model) -> Transcript:
 
 
 def _prompt(said: dict[str, Any], line: int, target: Model) -> tuple[int, ...]:
-    from draftproof.engine.generate import encode
+    from draftproof.engine.asked import encode
 
     if "prompt_token_ids" in said:
         return _ids(said["prompt_token_ids"], "prompt_token_ids", line)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from draftproof.bench.turns import Ids
-from draftproof.engine.generate import encode
+from draftproof.engine.asked import encode
 from draftproof.errors import DraftproofError
 from draftproof.limits import prompts as texts
 from draftproof.models import DRAFTERS, drafter, head, headnet, load, read

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from draftproof import couple
 from draftproof import lossy as lossy_rules
@@ -14,6 +14,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
+from draftproof.engine.asked import Drafts, Prompt, Settings, check_model, check_text, encode
 from draftproof.engine.auto import Auto, assumed, hope, trees_of, tuned
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
@@ -32,11 +33,22 @@ from draftproof.models.vocabulary import fit
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # words, token ids, or chat messages
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing itself from Python 3.11 on
 
 
-def generate(target: str | Model, prompt: Prompt, *, n: int | None = None, **settings: Any) -> Any:
-    """One text, or a list of `n` independent ones; takes the settings of `stream`.
+@overload
+def generate(target: str | Model, prompt: Prompt, *, n: None = None, **settings: Unpack[Settings]) -> Output: ...
+
+
+@overload
+def generate(target: str | Model, prompt: Prompt, *, n: int, **settings: Unpack[Settings]) -> list[Output]: ...
+
+
+def generate(
+    target: str | Model, prompt: Prompt, *, n: int | None = None, **settings: Unpack[Settings]
+) -> Output | list[Output]:
+    """One text, or a list of `n` independent ones; takes the settings of `prepare`.
 
     The n samples share the computation of the prompt and of everything their texts have in common; their tokens are
     drawn with noise of their own, so they are independent.
@@ -51,7 +63,7 @@ def generate(target: str | Model, prompt: Prompt, *, n: int | None = None, **set
         for _ in writing:
             pass
         return writing.output
-    if n < 1:
+    if not isinstance(n, int) or n < 1:
         raise DraftproofError(f"n must be at least 1, not {n}")
     batch, requests = prepare(target, prompt, n, **settings)
     while not batch.is_finished:
@@ -59,7 +71,7 @@ def generate(target: str | Model, prompt: Prompt, *, n: int | None = None, **set
     return [request.output for request in requests]
 
 
-def stream(target: str | Model, prompt: Prompt, **settings: Any) -> Stream:
+def stream(target: str | Model, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
     """Text piece by piece, as it is made; `.output` holds the whole once it is finished. Settings: see `prepare`."""
     batch, (request,) = prepare(target, prompt, 1, **settings)
     return Stream(batch, request)
@@ -92,7 +104,7 @@ def prepare(
     prompt: Prompt,
     n: int = 1,
     *,
-    draft: str | Model | Sequence[str | Model] | None = "auto",
+    draft: Drafts = "auto",
     verify: str = "block",
     lossy: str | None = None,
     tree: Tree | Auto | Literal["auto"] | None = None,
@@ -122,14 +134,13 @@ def prepare(
                     none is given, one is drawn, and shapes are tuned by the clock too: faster, but not to be repeated
     compile         on a GPU, compile both models first: a minute or two, then about twice the speed
     """
+    stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
     target, drafts, rule = resolve(target, draft, verify, lossy)
     sampling = sampling or Sampling()
     if not sampling.end_tokens:
         sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
     heated = draft_sampling is None and tempers(rule, sampling)
     shape, paced = choose_shape(rule, drafts, tree, seed is not None, heated)
-    if max_new_tokens < 1:
-        raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
@@ -144,7 +155,7 @@ def prepare(
             ids,
             *samplings,
             max_new_tokens,
-            (stop,) if isinstance(stop, str) else tuple(stop),
+            stops,
             Member(seed, request),
             Trace(rule.name, guessers, notice),
             Auto("chain", assumed(target, drafts), heated, hope(drafts))
@@ -157,13 +168,13 @@ def prepare(
     return batch, requests
 
 
-def resolve(
-    target: str | Model, draft: str | Model | Sequence[str | Model] | None, verify: str, lossy: str | None
-) -> tuple[Model, list[Model], Rule]:
+def resolve(target: str | Model, draft: Drafts, verify: str, lossy: str | None) -> tuple[Model, list[Model], Rule]:
     """Who writes, who guesses and who decides, from their names."""
     rule = choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
     target = load(target) if isinstance(target, str) else target
     named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
+    for one, what in [(target, "target"), *((one, "draft") for one in named if not isinstance(one, str))]:
+        check_model(one, what)
     found = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
     drafts: list[Model] = [one for one in found if one is not None]
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
@@ -197,6 +208,8 @@ def open_batch(
 def choose_rule(verify: str, lossy: str | None) -> Rule:
     """The exact rule of that name, or the lossy one that was asked for in so many words."""
     if lossy is not None:
+        if verify != "block":
+            raise DraftproofError(f"verify={verify!r} and lossy={lossy!r} name different rules: give one of them")
         return lossy_rules.get(lossy)
     return couple.COUPLINGS[verify] if verify in couple.COUPLINGS else verifiers.get(verify)
 
@@ -247,32 +260,3 @@ def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:
         exact = ", ".join(sorted(verifier.draws))
         raise DraftproofError(f"verifier {verifier.name!r} is not exact for {name!r} draws: use {exact}")
     return DRAWS[name]
-
-
-def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
-    """Token ids of a prompt, checked against vocabulary and context."""
-    tokenizer = target.tokenizer
-    if len(prompt) == 0:
-        raise DraftproofError("the prompt is empty: give at least one word or token")
-    if isinstance(prompt, str) and not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        raise DraftproofError("the prompt has bytes that are no text: give it in UTF-8")
-    ids: list[Any]
-    if isinstance(prompt[0], int):
-        ids = list(prompt)
-    elif tokenizer is None:
-        raise DraftproofError(f"model {target.name!r} has no tokenizer: give the prompt as token ids")
-    elif not isinstance(prompt, str) or (chat and tokenizer.chat_template):
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    else:
-        ids = tokenizer(prompt)["input_ids"]
-    if not ids:
-        raise DraftproofError("the prompt has no tokens: give at least one word")
-    strange = [token for token in ids if not 0 <= token < target.vocabulary]
-    if strange:
-        raise DraftproofError(f"token id {strange[0]} is outside the vocabulary (0 to {target.vocabulary - 1})")
-    if target.context is not None and len(ids) >= target.context:
-        raise DraftproofError(
-            f"the prompt has {len(ids)} tokens but the context of {target.name!r} holds {target.context}: shorten it"
-        )
-    return tuple(ids)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from draftproof.draft import Tree
 from draftproof.engine import fused
+from draftproof.engine.asked import Drafts, Prompt, check_text, encode
 from draftproof.engine.auto import Auto, assumed, hope
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
-from draftproof.engine.generate import Prompt, choose_draw, choose_shape, encode, open_batch, resolve, tempers
+from draftproof.engine.generate import choose_draw, choose_shape, open_batch, resolve, tempers
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
@@ -44,7 +45,7 @@ class Engine:
         self,
         target: str | Model,
         *,
-        draft: str | Model | Sequence[str | Model] | None = "auto",
+        draft: Drafts = "auto",
         verify: str = "block",
         lossy: str | None = None,
         tree: Tree | None = None,
@@ -75,8 +76,7 @@ class Engine:
         chat: bool = True,
     ) -> Request:
         """A text to be written; its `.output` grows with every step and is whole once `.finish` says why it ended."""
-        if max_new_tokens < 1:
-            raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
         ids = encode(self.target, prompt, chat)
         if len(ids) + max_new_tokens > self.length:
             raise DraftproofError(
@@ -97,7 +97,7 @@ class Engine:
             sampling,
             draft_sampling or sampling,
             max_new_tokens,
-            (stop,) if isinstance(stop, str) else tuple(stop),
+            stops,
             Member(secrets.randbits(63) if seed is None else check_seed(seed), 0),
             Trace(self.rule.name, guessers, self.rule.notice if isinstance(self.rule, Lossy) else ""),
             pace,

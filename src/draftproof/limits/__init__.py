@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftproof.engine.generate import Prompt, encode
+from draftproof.engine.asked import Prompt, encode
 from draftproof.engine.laws import Member
 from draftproof.errors import DraftproofError
 from draftproof.limits import clock

@@ -32,7 +32,7 @@ DRAFTERS = {
 }
 
 
-def load(name: str, *, dtype: str = "float32", device: str | None = None, lean: bool = True) -> HFModel:
+def load(name: str | Path, *, dtype: str = "float32", device: str | None = None, lean: bool = True) -> HFModel:
     """The model called `name`: "smollm2", "tiny", a local folder, a .gguf file, or a Hub id such as "org/model".
 
     dtype "int8" quantises its linear layers (CPU): a model of its own, faster, and sampled from as exactly. A model of
@@ -43,7 +43,8 @@ def load(name: str, *, dtype: str = "float32", device: str | None = None, lean: 
     from draftproof.models.hf import HFModel
     from draftproof.models.lean import pack, rebuild
 
-    precision = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
+    name = str(name)
+    precision = torch.float32 if dtype == "int8" else getattr(torch, str(dtype), None)
     if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
     network, tokenizer = read(name, precision)
@@ -54,7 +55,10 @@ def load(name: str, *, dtype: str = "float32", device: str | None = None, lean: 
 
         return HFModel(int8.quantise(network, tokenizer(int8.CALIBRATION)["input_ids"]), tokenizer, f"{name} (int8)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    network = network.to(place)
+    try:
+        network = network.to(place)
+    except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+        raise DraftproofError(f"{name} cannot be put on {place!r} ({_said(error)}): name another device") from error
     return HFModel(pack(network) if lean and place == "cpu" and dtype == "float32" else network, tokenizer, name)
 
 
@@ -153,9 +157,14 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
     return name, {}
 
 
+def _said(error: Exception) -> str:
+    """The first line of an error, or its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _explain(name: str, error: Exception) -> str:
     """One line for the many ways in which a model does not load."""
-    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    said = _said(error)
     if name == "tiny":
         return f"the model {name!r} of this installation is damaged ({said}): install draftproof again"
     if name == "smollm2":

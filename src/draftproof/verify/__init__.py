@@ -56,7 +56,7 @@ def get(name: str) -> Verifier:
     """The verifier of that name, or an error that suggests the nearest."""
     if name in VERIFIERS:
         return VERIFIERS[name]
-    near = nearest(name, VERIFIERS)
+    near = nearest(str(name), VERIFIERS)
     hint = f"did you mean {near!r}?" if near else "`draftproof list` shows them all."
     raise DraftproofError(f"unknown verifier {name!r}: {hint}")
 

@@ -1,0 +1,94 @@
+"""What a caller asks for: the settings of a text by name and kind, checked; its prompt as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from draftproof.draft import Tree
+from draftproof.engine.auto import Auto
+from draftproof.errors import DraftproofError
+from draftproof.models.session import Model
+from draftproof.sampling import Sampling
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # words, token ids, or chat messages
+Drafts = str | Model | Sequence[str | Model] | None
+
+
+class Settings(TypedDict, total=False):
+    """The settings of `generate` and `stream`; `prepare` says what they mean."""
+
+    draft: Drafts
+    verify: str
+    lossy: str | None
+    tree: Tree | Auto | Literal["auto"] | None
+    draw: str | None
+    sampling: Sampling | None
+    draft_sampling: Sampling | None
+    max_new_tokens: int
+    stop: str | Sequence[str]
+    seed: int | None
+    chat: bool
+    compile: bool
+
+
+def check_model(model: Any, what: str) -> None:
+    """Complain about what is no model, such as a bare network."""
+    if not hasattr(model, "session"):
+        raise DraftproofError(
+            f"{what} must be a name or a model, not {type(model).__name__}: "
+            "a network of transformers becomes one as draftproof.models.hf.HFModel(network, tokenizer)"
+        )
+
+
+def check_text(max_new_tokens: Any, stop: Any, *samplings: Any) -> tuple[str, ...]:
+    """The stop strings, if they and the other settings of a text are what they should be."""
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens!r}")
+    for sampling in samplings:
+        if not isinstance(sampling, Sampling | None):
+            raise DraftproofError(f"sampling must be a Sampling, as in Sampling(temperature=0.8), not {sampling!r}")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    strange = [one for one in stops if not isinstance(one, str)]
+    if strange:
+        raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings")
+    return stops
+
+
+def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
+    """Token ids of a prompt, checked against vocabulary and context."""
+    ids = list(_ids(target, prompt, chat))
+    if not ids:
+        raise DraftproofError("the prompt has no tokens: give at least one word")
+    strange = [token for token in ids if not 0 <= token < target.vocabulary]
+    if strange:
+        raise DraftproofError(f"token id {strange[0]} is outside the vocabulary (0 to {target.vocabulary - 1})")
+    if target.context is not None and len(ids) >= target.context:
+        raise DraftproofError(
+            f"the prompt has {len(ids)} tokens but the context of {target.name!r} holds {target.context}: shorten it"
+        )
+    return tuple(ids)
+
+
+def _ids(target: Model, prompt: Any, chat: bool) -> Sequence[int]:
+    tokenizer = target.tokenizer
+    if not isinstance(prompt, str | Sequence):
+        raise DraftproofError(f"a prompt is words, chat messages or token ids, not {type(prompt).__name__}: convert it")
+    if len(prompt) == 0:
+        raise DraftproofError("the prompt is empty: give at least one word or token")
+    if isinstance(prompt, str):
+        if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise DraftproofError("the prompt has bytes that are no text: give it in UTF-8")
+    elif all(isinstance(token, int) for token in prompt):
+        return prompt
+    elif not all(isinstance(part, Mapping) and {"role", "content"} <= part.keys() for part in prompt):
+        raise DraftproofError("a prompt in parts is token ids, or messages with role and content: one text at a time")
+    if tokenizer is None:
+        raise DraftproofError(f"model {target.name!r} has no tokenizer: give the prompt as token ids")
+    if isinstance(prompt, str) and not (chat and tokenizer.chat_template):
+        made = tokenizer(prompt)
+    else:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    ids: Sequence[int] = made["input_ids"]
+    return ids
