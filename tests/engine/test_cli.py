@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from draftproof import cli, models
+from draftproof.commands import rules
 from draftproof.verify import VERIFIERS
 from tests import tiny
 
@@ -181,9 +182,15 @@ def test_what_the_system_refuses_is_one_line_and_exit_code_1(draftproof, monkeyp
     def full(*words: object, **settings: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cli, "_rules", full)
+    monkeypatch.setattr(rules, "_rules", full)
     assert draftproof("list") == (1, "", "error: [Errno 28] No space left on device\n")
 
 
 def test_the_version_is_told(draftproof):
     assert draftproof("--version")[:2] == (0, f"draftproof {version('draftproof')}\n")
+
+
+def test_help_does_not_wait_for_torch():
+    told = "import sys, draftproof.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

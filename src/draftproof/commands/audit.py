@@ -1,0 +1,156 @@
+"""`draftproof audit` and `draftproof collect`: the audit from the command line.
+
+Exit codes of `audit`: 0 exact so far, 1 not exact, 2 the input could not be audited.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftproof.errors import DraftproofError
+from draftproof.options import check_writable
+
+if TYPE_CHECKING:
+    from draftproof.audit.transcripts import Transcript
+    from draftproof.sampling import Sampling
+
+Target = Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")]
+Precision = Annotated[str, typer.Option(help="Precision of the weights.")]
+
+
+def audit(
+    transcripts: Annotated[Path, typer.Argument(help="A JSONL file: prompt, output and settings in each line.")],
+    target: Target = "smollm2",
+    draft: Annotated[
+        str, typer.Option(help="The draft that was used: ngram, head, a model, ngram|MODEL; or none.")
+    ] = "none",
+    alpha: Annotated[float, typer.Option(help="Chance of accusing an exact engine, however often one looks.")] = 0.01,
+    tolerance: Annotated[float, typer.Option(help="Allowance for rounding: total variation at each token.")] = 1e-4,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+    dtype: Precision = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Is the engine that wrote these transcripts exact? Exit code 0: so far; 1: no; 2: bad input.
+
+    Knowing the draft, an audit finds faults that involve it many times sooner. For an engine that computes in bfloat16,
+    give the same --dtype, and a --tolerance at which its plain sampling passes.
+    """
+    from draftproof.audit import read
+    from draftproof.audit import run as auditing
+    from draftproof.audit.page import html as page
+    from draftproof.models import drafter, load
+
+    if not transcripts.is_file():
+        raise DraftproofError(f"no transcripts at {transcripts}: `draftproof collect` makes some")
+    if html is not None:
+        check_writable(html, "the report")
+    model = load(target, dtype=dtype)
+    guesser = None if draft == "none" else drafter(draft, model)
+    texts = _counted(read(transcripts, model))
+    found = auditing.audit(texts, model, draft=guesser, alpha=alpha, tolerance=tolerance)
+    if html is not None:
+        html.write_text(page(found), encoding="utf-8")
+    typer.echo(found.json() if as_json else found.text())
+    raise typer.Exit(0 if found.exact else 1)
+
+
+def _counted(transcripts: Iterator[Transcript]) -> Iterator[Transcript]:
+    """The same, with a line on the terminal that says how far it has come."""
+    tokens, shown = 0, 0.0
+    for transcript in transcripts:
+        tokens += len(transcript.output)
+        if sys.stderr.isatty() and time.monotonic() > shown + 1:
+            shown = time.monotonic()
+            typer.echo(f"\r{tokens:,} tokens read", nl=False, err=True)
+        yield transcript
+    if shown:
+        typer.echo("\r" + " " * 40 + "\r", nl=False, err=True)
+
+
+def collect(
+    source: Annotated[str, typer.Argument(help="engine, transformers, assisted, lookup, vllm, or a server's URL.")],
+    prompts: Annotated[Path, typer.Argument(help="A .txt file, one prompt a line, or a .jsonl file.")],
+    out: Annotated[Path, typer.Argument(help="JSONL file to write.")],
+    target: Target = "smollm2",
+    draft: Annotated[str, typer.Option(help="For engine and assisted: as for generate, or none.")] = "none",
+    verify: Annotated[str, typer.Option(help="For engine: a name of `draftproof list`.")] = "block",
+    tree: Annotated[str, typer.Option(help="For engine: shape of the guesses.")] = "chain:5",
+    model: Annotated[str, typer.Option(help="For a server: the model's name there.")] = "",
+    samples: Annotated[int, typer.Option(help="Texts for each prompt.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of each text.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens at least this share as likely as the best.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Over prompt and output; 1 is off.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the engine's noise, where it takes one.")] = 0,
+    dtype: Precision = "float32",
+    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+) -> None:
+    """Sample from an engine and keep what it said, to be audited."""
+    from draftproof.audit import write
+    from draftproof.engine.asked import encode
+    from draftproof.limits.prompts import read
+    from draftproof.models import load
+    from draftproof.sampling import Sampling
+
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
+    if samples < 1:
+        raise DraftproofError(f"samples must be at least 1, not {samples}")
+    if max_new_tokens < 1:
+        raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    questions = read(prompts)
+    check_writable(out, "transcripts")
+    theirs = source in ("transformers", "lookup", "assisted")  # who generate with their own networks
+    loaded = load(target, dtype=dtype, lean=not theirs)
+    ids = [encode(loaded, question, chat=not raw) for question in questions]
+    settings: dict[str, Any] = {"samples": samples, "max_new_tokens": max_new_tokens}
+    if not source.startswith("http"):
+        settings["seed"] = seed
+    made = _source(source, loaded, ids, sampling, settings, draft, verify, tree, model or target)
+    typer.echo(f"{write(out, made)} transcripts in {out}", err=True)
+
+
+def _source(
+    source: str,
+    target: Any,
+    prompts: list[tuple[int, ...]],
+    sampling: Sampling,
+    settings: dict[str, Any],
+    draft: str,
+    verify: str,
+    tree: str,
+    model: str,
+) -> Iterator[Transcript]:
+    """The collector of that name, with what it takes."""
+    from draftproof.audit import collect as collectors
+    from draftproof.draft import Tree
+    from draftproof.models import drafter, load
+
+    guesser = None if draft == "none" else drafter(draft, target)
+    match source:
+        case "engine":
+            shape = Tree.chain(0) if guesser is None else Tree.parse(tree)
+            return collectors.engine(target, prompts, sampling, draft=guesser, verify=verify, tree=shape, **settings)
+        case "transformers":
+            return collectors.transformers(target, prompts, sampling, **settings)
+        case "lookup":
+            return collectors.transformers(target, prompts, sampling, lookup=5, **settings)
+        case "assisted":
+            if getattr(guesser, "network", None) is None:
+                raise DraftproofError(f"assisted generation needs a model as its draft, not {draft!r}: give --draft")
+            assistant = load(draft, device=str(target.network.device), lean=False)
+            return collectors.transformers(target, prompts, sampling, assistant=assistant, **settings)
+        case "vllm":
+            return collectors.vllm(model, target, prompts, sampling, **settings)
+        case url if url.startswith(("http://", "https://")):
+            return collectors.endpoint(url, model, target, prompts, sampling, **settings)
+    raise DraftproofError(f"unknown source {source!r}: use engine, transformers, assisted, lookup, vllm or a URL")

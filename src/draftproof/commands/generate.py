@@ -1,0 +1,189 @@
+"""`draftproof generate`: text on the terminal as it is made, then how it went."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftproof.errors import DraftproofError
+
+if TYPE_CHECKING:
+    from draftproof.bench.demo import Speeds
+    from draftproof.engine.generate import Stream
+    from draftproof.engine.request import Output
+
+COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to write about; - reads it from standard input.")],
+    target: Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, several, none.")] = "auto",
+    verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
+    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "auto",
+    draft_length: Annotated[str, typer.Option(help="So many guesses in a row, as --tree chain; or auto.")] = "auto",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens at least this share as likely as the best.")] = 0.0,
+    typical_p: Annotated[float, typer.Option(help="Keep the most typical tokens that hold this mass.")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Over prompt and output; 1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
+    draft_temperature: Annotated[float | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
+    draft_top_k: Annotated[int | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Text depends on target and seed alone, not on the draft.")
+    ] = False,
+    lossy: Annotated[str | None, typer.Option(help="Give up exactness: lenience:0.8, typical, ...")] = None,
+    dtype: Annotated[str, typer.Option(help="Precision of the weights.")] = "float32",
+    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Time plain sampling and transformers beside it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Write text: accepted guesses in green, corrected ones in yellow, then how it went."""
+    import dataclasses
+
+    from draftproof.couple import COUPLINGS
+    from draftproof.draft import Tree
+    from draftproof.engine.asked import encode
+    from draftproof.engine.generate import choose_rule, stream
+    from draftproof.models import drafter, load
+    from draftproof.sampling import Sampling
+
+    verify = _rule(verify, reproducible, lossy)
+    tree = _shape(tree, draft_length)
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    changes: dict[str, Any] = {"temperature": draft_temperature, "top_k": draft_top_k}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    settings: dict[str, Any] = {
+        "verify": verify,
+        "lossy": lossy,
+        "tree": None if tree == "auto" else Tree.parse(tree),
+        "sampling": sampling,
+        "draft_sampling": dataclasses.replace(sampling, **changes) if changes else None,
+        "max_new_tokens": max_new_tokens,
+        "stop": tuple(stop or ()),
+        "seed": seed,
+        "chat": not raw,
+    }
+    choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
+    names = _names(draft, compare)
+    words = _stdin() if prompt == "-" else prompt
+    model = load(target, dtype=dtype)
+    drafts = [one for name in names if (one := drafter(name, model)) is not None]
+    writing = stream(model, words, draft=drafts, **settings)
+    output = _finish(writing) if as_json else _show(writing)
+    speeds = None
+    if compare:
+        from draftproof.bench.demo import compare as compare_ways
+        from draftproof.bench.demo import ways
+        from draftproof.bench.ours import Setup
+        from draftproof.bench.pair import as_transformers
+
+        setup = Setup(model, drafts[0] if drafts else None, verify, tree, False, sampling, lossy)
+        peer = as_transformers(model, target, dtype)
+        speeds = compare_ways(ways(setup, peer), encode(model, words, not raw), temperature, output.seed)
+    if as_json:
+        typer.echo(json.dumps(_as_dict(output, speeds), indent=1))
+    else:
+        by_clock = seed is None and bool(output.trace.shapes) and verify not in COUPLINGS
+        _summarise(output, speeds, by_clock)
+
+
+def _names(text: str, compare: bool) -> list[str]:
+    """The drafters asked for: several guess side by side."""
+    names = [] if text == "none" else text.split(",")
+    if compare and len(names) > 1:
+        raise DraftproofError(f"--compare takes one drafter, not {len(names)}: leave it out, or name one of them")
+    return names
+
+
+def _rule(verify: str, reproducible: bool, lossy: str | None) -> str:
+    """The verifier that was asked for in one way or the other."""
+    asked = [f"--verify {verify}"] if verify != "block" else []
+    asked += ["--reproducible"] if reproducible else []
+    asked += [f"--lossy {lossy}"] if lossy is not None else []
+    if len(asked) > 1:
+        raise DraftproofError(f"{' and '.join(asked)} name different rules: give one of them")
+    return "gumbel" if reproducible else verify
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise DraftproofError(f"standard input is not {error.encoding} text: convert it") from error
+
+
+def _shape(tree: str, draft_length: str) -> str:
+    """The shape that was asked for in one way or the other."""
+    if draft_length == "auto":
+        return tree
+    if not (draft_length.isdecimal() and int(draft_length) > 0):
+        raise DraftproofError(f"--draft-length must be auto or at least 1, not {draft_length}: for none, --draft none")
+    if tree != "auto":
+        raise DraftproofError(f"--tree {tree} says how long a draft is: give one of --tree and --draft-length")
+    return f"chain:{draft_length}"
+
+
+def _show(writing: Stream) -> Output:
+    """Print pieces as they come; colours only on a terminal that wants them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for piece in writing:
+        console.print(Text(piece.text, style=COLOURS[piece.kind]), end="")
+    console.print()
+    return writing.output
+
+
+def _finish(writing: Stream) -> Output:
+    for _ in writing:
+        pass
+    return writing.output
+
+
+def _summarise(output: Output, speeds: Speeds | None, by_clock: bool) -> None:
+    """A few lines on standard error, so that a pipe gets the text alone."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, style="dim", soft_wrap=True)
+    seed = "no seed, so drafts followed the clock" if by_clock else f"seed {output.seed}"
+    console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; {seed}", markup=False)
+    if speeds is not None:
+        parts = [f"{t:.2f}x {name} ({speeds.tokens_per_s[name]:.1f} tokens/s)" for name, t in speeds.times.items()]
+        console.print(f"compared in turns, {speeds.rounds} rounds of {speeds.tokens} tokens: {', '.join(parts)}")
+
+
+def _as_dict(output: Output, speeds: Speeds | None) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "text": output.text,
+        "tokens": output.tokens,
+        "finish": output.finish,
+        "notice": output.notice,
+        "seed": output.seed,
+        "tokens_per_s": _speed(output),
+        "trace": output.trace.as_dict(),
+    }
+    return report if speeds is None else {**report, "compared": speeds._asdict()}
+
+
+def _speed(output: Output) -> float:
+    return output.trace.tokens / max(sum(output.trace.seconds.values()), 1e-9)

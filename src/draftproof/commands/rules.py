@@ -1,0 +1,45 @@
+"""`draftproof list`: everything that has a name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+
+def list_rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Every algorithm: paper, ways of drawing it is exact for, trees it takes; then drafters and targets by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = _rules()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("name", "kind", "paper", "draws", "trees", "what it does", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(", ".join(cell) if isinstance(cell, list) else cell for cell in row.values()))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _rules() -> list[dict[str, Any]]:
+    from draftproof.couple import COUPLINGS
+    from draftproof.lossy import LOSSY
+    from draftproof.models import DRAFTERS, NAMES
+    from draftproof.verify import VERIFIERS
+
+    def row(rule: Any, kind: str, draws: list[str], trees: str) -> dict[str, Any]:
+        papers = ", ".join(f"arXiv {p}" if p[:1].isdigit() else p for p in rule.paper.split(", "))
+        described = {"name": rule.name, "kind": kind, "paper": papers}
+        return {**described, "draws": draws, "trees": trees, "summary": rule.summary}
+
+    def named(kind: str, names: dict[str, str]) -> list[dict[str, Any]]:
+        bare = {"kind": kind, "paper": "", "draws": [], "trees": ""}
+        return [{"name": name, **bare, "summary": summary} for name, summary in names.items()]
+
+    exact = [row(rule, "exact", sorted(rule.draws), rule.trees) for rule in VERIFIERS.values()]
+    shared = [row(rule, "exact, shared noise", ["its own"], "any") for rule in COUPLINGS.values()]
+    lossy = [row(rule, "not exact", ["iid"], "chain") for rule in LOSSY.values()]
+    return exact + shared + lossy + named("drafter", DRAFTERS) + named("target", NAMES)
