@@ -91,11 +91,10 @@ CHANGE_NOTHING = {
 
 
 def test_the_lists_name_every_setting_once():
-    lists = [DOES, CUTS, REFUSED, BY_THEMSELVES, CHANGE_NOTHING]
-    named = [name for one in lists for name in one]
-    assert sorted(named) == sorted(
-        name for name in vars(GenerationConfig()) if not name.startswith(("_", "transformers_version"))
-    )
+    named = [name for one in (DOES, CUTS, REFUSED, BY_THEMSELVES, CHANGE_NOTHING) for name in one]
+    assert len(named) == len(set(named))
+    known = {name for name in vars(GenerationConfig()) if not name.startswith(("_", "transformers_version"))}
+    assert known <= set(named)  # an older transformers has fewer
 
 
 def both(inputs: dict[str, Any], settings: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
