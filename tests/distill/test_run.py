@@ -27,6 +27,7 @@ from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.distill.train import Settings, Trainer
 from draftproof.errors import DraftproofError
+from draftproof.theory import acceptance
 
 SMALL = Job(shards=1, steps=60, rows=48, held_rows=16, length=48, batch=16, vocabulary=160, unroll=2)
 
@@ -69,6 +70,14 @@ def test_training_improves_the_overlap(run: Path) -> None:
         assert min(np.subtract(after.overlap, before.overlap)) > 0.03
         assert all(np.array(after.overlap) <= after.reach)
         assert all(np.array(after.tokens) <= np.array(after.limit) + 1e-9)
+        assert after.tree > max(before.tree, after.tokens[-1])
+
+
+def test_one_of_several_siblings_is_accepted_as_theory_says() -> None:
+    p, q = (np.random.default_rng(seed).dirichlet(np.full(9, 0.4)) for seed in (1, 2))
+    found = evaluate._one_of(*(torch.from_numpy(law)[None, None] for law in (p, q)))[:, 0, 0]
+    wanted = [acceptance.recursive(p, q, siblings) for siblings in range(1, len(found) + 1)]
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
 def test_small_model_improves_too(run: Path, lines: Path, tmp_path: Path) -> None:

@@ -113,11 +113,18 @@ def show(found: list[Quality]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("temperature", "overlap by guess", "in reach", "tokens a call by chain", "limit", "in an engine"):
+    for column in (
+        "temperature",
+        "overlap by guess",
+        "in reach",
+        "tokens a call by chain",
+        "limit",
+        "in an engine",
+        "tree of 20",
+    ):
         table.add_column(column)
     for one in found:
         lists = [" ".join(f"{value:.3f}" for value in part) for part in (one.overlap, one.tokens)]
-        table.add_row(
-            f"{one.temperature:g}", lists[0], f"{one.reach:.3f}", lists[1], f"{one.limit[-1]:.3f}", f"{one.engine:.3f}"
-        )
+        rest = [f"{value:.3f}" for value in (one.limit[-1], one.engine, one.tree)]
+        table.add_row(f"{one.temperature:g}", lists[0], f"{one.reach:.3f}", lists[1], *rest)
     Console(width=None if Console().is_terminal else 140, highlight=False).print(table)

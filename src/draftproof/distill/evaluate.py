@@ -3,7 +3,8 @@
 The text is the target's own, so the accepted length of a chain needs no drafting: a path x from p is as good as
 one from q, for sum prod min(p, q) is the mean of prod min(1, q / p) over p. So there is no noise of accepting in it.
 In the same way the mean of min(1, prod q / p) is the most that any rule can accept of a path. These are means over all
-places of a text; an engine meets the hard ones more often, and how often follows from the same ratios.
+places of a text; an engine meets the hard ones more often, and how often follows from the same ratios. For a tree the
+chance that one of K siblings is accepted is taken to be the same at every node (Chen et al. 2402.12374).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from draftproof.distill.student import Student
 from draftproof.distill.teacher import see
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
+from draftproof.theory.plan import by_sibling, grow
+
+SIBLINGS, NODES, DEPTH = 4, 20, 8  # of the tree
 
 
 class Quality(NamedTuple):
@@ -31,6 +35,7 @@ class Quality(NamedTuple):
     tokens: list[float]  # per target call, for chains of 1, 2, ... guesses, verified one by one
     limit: list[float]  # the same for the best rule there could be
     engine: float  # the same for the longest chain, where an engine starts its steps: behind what it refused
+    tree: float  # the same for the best tree of 20 guesses, siblings judged one after another (`recursive`)
     laws: int  # how many were compared
 
 
@@ -50,8 +55,10 @@ def measure(
         raise DraftproofError(f"the target's text at temperature {temperature:g} is too short: use a larger --length")
     overlap = (sums.overlap / sums.laws).tolist()
     tokens, limit = ((1 + (part / sums.starts).cumsum(0)).tolist() for part in (sums.paths, sums.joint))
-    engine = float(sums.laws[0] / sums.calls)
-    return Quality(temperature, overlap, float(sums.mass / sums.laws[0]), tokens, limit, engine, int(sums.laws[0]))
+    engine, reach, laws = float(sums.laws[0] / sums.calls), float(sums.mass / sums.laws[0]), int(sums.laws[0])
+    one_of = dict(enumerate((sums.siblings / sums.laws.sum()).tolist(), start=1))
+    tree = sum(node.value for node in grow(by_sibling(one_of), NODES + 1, DEPTH))
+    return Quality(temperature, overlap, reach, tokens, limit, engine, tree, laws)
 
 
 class Look(NamedTuple):
@@ -60,6 +67,7 @@ class Look(NamedTuple):
     mass: torch.Tensor  # [B, L - 2] of p on the draft vocabulary
     overlap: torch.Tensor  # [K, B, L - 2]
     ratio: torch.Tensor  # [K, B, L - 2] q / p of the token that follows
+    siblings: torch.Tensor  # [K, S, B, L - 2] chance that one of 1, 2, ... siblings is accepted
 
 
 def _look(model: HFModel, student: Student, ids: torch.Tensor, temperature: float, guesses: int) -> Look:
@@ -70,15 +78,29 @@ def _look(model: HFModel, student: Student, ids: torch.Tensor, temperature: floa
     p = loss.law_of(after if student.tokens is None else after.index_select(-1, student.tokens), total, heat)
     p_following = torch.exp(after.gather(-1, following)[..., 0].float() / temperature - total)
     column, inside = _columns(student, following)
-    overlaps, ratios = [], []
+    overlaps, ratios, siblings = [], [], []
     for guess in student.guesses(seen, guesses):
         q = torch.softmax(guess[:, :-1].float() / temperature, dim=-1)
         overlaps.append(torch.minimum(p, q).sum(-1))
         ratios.append((q.gather(-1, column) * inside)[..., 0] / p_following)
+        siblings.append(_one_of(p, q))
     while len(overlaps) < guesses:  # a model of its own guesses alike at every place
         overlaps.append(overlaps[-1])
         ratios.append(ratios[-1])
-    return Look(p.sum(-1), torch.stack(overlaps), torch.stack(ratios))
+        siblings.append(siblings[-1])
+    return Look(p.sum(-1), torch.stack(overlaps), torch.stack(ratios), torch.stack(siblings))
+
+
+def _one_of(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """[S, B, T] how likely one of 1, 2, ... guesses from q is accepted: what is refused leaves (p - q)+ to the next."""
+    refused, found = torch.ones_like(p[..., 0]), []
+    for _ in range(SIBLINGS):
+        both = torch.minimum(p, q)
+        missed = 1 - both.sum(-1)
+        refused = refused * missed
+        found.append(1 - refused)
+        p = (p - both) / missed.clamp_min(1e-9)[..., None]
+    return torch.stack(found)
 
 
 def _columns(student: Student, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +118,7 @@ class Sums:
         self.guesses = guesses
         self.mass = self.starts = self.calls = torch.zeros((), dtype=torch.float64)
         self.overlap, self.laws, self.paths, self.joint = (torch.zeros(guesses, dtype=torch.float64) for _ in range(4))
+        self.siblings = torch.zeros(SIBLINGS, dtype=torch.float64)
 
     def add(self, look: Look, drawn: torch.Tensor) -> None:
         """drawn [B, L - 2]: whether the token after a law is the target's own."""
@@ -111,6 +134,7 @@ class Sums:
             valid = drawn.clone()
             valid[:, :k] = False  # too early in the text for a k-th guess
             self.overlap[k] += (look.overlap[k] * valid).sum().double().cpu()
+            self.siblings += (look.siblings[k] * valid).sum(dim=(1, 2)).double().cpu()
             self.laws[k] += valid.sum().cpu()
             ratio = look.ratio[k, :, k : k + length].double()
             kept, product = kept * ratio.clamp_max(1), product * ratio
@@ -133,9 +157,11 @@ def plot(found: Sequence[Quality], path: Path) -> None:
             left.axhline(one.reach, color=f"C{n}", ls="--", lw=1)
             right.plot(at, one.tokens, **style)
             right.plot(at, one.limit, color=f"C{n}", ls="--", lw=1)
+            right.axhline(one.tree, color=f"C{n}", ls=":", lw=1)
         left.set(xlabel="guess", ylabel="overlap with the target", ylim=(0, 1))
         right.set(xlabel="length of the chain", ylabel="tokens per target call", ylim=(1, None))
         right.plot([], [], color="grey", ls="--", lw=1, label="limit")
+        right.plot([], [], color="grey", ls=":", lw=1, label=f"tree of {NODES}")
         for panel in (left, right):
             panel.grid(alpha=0.3)
             panel.set_xticks(range(1, len(found[0].overlap) + 1))
