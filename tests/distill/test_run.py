@@ -70,7 +70,7 @@ def test_training_improves_the_overlap(run: Path) -> None:
         assert min(np.subtract(after.overlap, before.overlap)) > 0.03
         assert all(np.array(after.overlap) <= after.reach)
         assert all(np.array(after.tokens) <= np.array(after.limit) + 1e-9)
-        assert after.tree > max(before.tree, after.tokens[-1])
+        assert after.tree_of_20 > max(before.tree_of_20, after.tokens[-1])
 
 
 def test_one_of_several_siblings_is_accepted_as_theory_says() -> None:

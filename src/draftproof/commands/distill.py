@@ -125,6 +125,6 @@ def show(found: list[Quality]) -> None:
         table.add_column(column)
     for one in found:
         lists = [" ".join(f"{value:.3f}" for value in part) for part in (one.overlap, one.tokens)]
-        rest = [f"{value:.3f}" for value in (one.limit[-1], one.engine, one.tree)]
+        rest = [f"{value:.3f}" for value in (one.limit[-1], one.engine, one.tree_of_20)]
         table.add_row(f"{one.temperature:g}", lists[0], f"{one.reach:.3f}", lists[1], *rest)
     Console(width=None if Console().is_terminal else 140, highlight=False).print(table)

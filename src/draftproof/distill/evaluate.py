@@ -35,7 +35,7 @@ class Quality(NamedTuple):
     tokens: list[float]  # per target call, for chains of 1, 2, ... guesses, verified one by one
     limit: list[float]  # the same for the best rule there could be
     engine: float  # the same for the longest chain, where an engine starts its steps: behind what it refused
-    tree: float  # the same for the best tree of 20 guesses, siblings judged one after another (`recursive`)
+    tree_of_20: float  # the same for the best such tree, siblings judged one after another (`recursive`)
     laws: int  # how many were compared
 
 
@@ -157,7 +157,7 @@ def plot(found: Sequence[Quality], path: Path) -> None:
             left.axhline(one.reach, color=f"C{n}", ls="--", lw=1)
             right.plot(at, one.tokens, **style)
             right.plot(at, one.limit, color=f"C{n}", ls="--", lw=1)
-            right.axhline(one.tree, color=f"C{n}", ls=":", lw=1)
+            right.axhline(one.tree_of_20, color=f"C{n}", ls=":", lw=1)
         left.set(xlabel="guess", ylabel="overlap with the target", ylim=(0, 1))
         right.set(xlabel="length of the chain", ylabel="tokens per target call", ylim=(1, None))
         right.plot([], [], color="grey", ls="--", lw=1, label="limit")
