@@ -12,6 +12,12 @@ from draftproof.errors import DraftproofError
 from draftproof.law import Array, row
 
 
+def _count(guesses: int) -> int:
+    if guesses < 0:
+        raise DraftproofError(f"a tree has so many guesses, or none, not {guesses}: give 0 or more")
+    return guesses
+
+
 class Tree(NamedTuple):
     """Shape of a draft. Node 0 is the last committed token; every other node guesses one token after its parent.
 
@@ -28,17 +34,17 @@ class Tree(NamedTuple):
     @staticmethod
     def chain(length: int) -> Tree:
         """One guess after another."""
-        return Tree((-1, *range(length)))
+        return Tree((-1, *range(_count(length))))
 
     @staticmethod
     def star(width: int) -> Tree:
         """`width` guesses for the next token."""
-        return Tree((-1, *(0,) * width))
+        return Tree((-1, *(0,) * _count(width)))
 
     @staticmethod
     def paths(width: int, length: int) -> Tree:
         """`width` separate chains of `length` tokens, side by side."""
-        first = (-1, *(0,) * width) if length else (-1,)
+        first = (-1, *(0,) * _count(width)) if _count(length) else (-1,)
         return Tree(first + tuple(range(1, 1 + width * (length - 1))))
 
     @staticmethod
@@ -52,7 +58,7 @@ class Tree(NamedTuple):
         for width in widths:
             below = []
             for node in level:
-                for _ in range(width):
+                for _ in range(_count(width)):
                     below.append(len(parent))
                     parent.append(node)
             level = below

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 import draftproof as dp
+from draftproof.engine import fused
+from draftproof.engine.batch import Batch
+from draftproof.engine.fused import FusedBatch
+from draftproof.kernels.types import unsupported
 from tests import tiny
 
 ORDERS = [
@@ -38,6 +42,22 @@ def test_a_text_is_the_one_it_is_alone(how):
         assert request.output.tokens == alone.tokens
         assert request.output.finish == alone.finish
         assert said[id(request)] == alone.text
+
+
+def test_what_the_fused_step_cannot_do_goes_beside_it(monkeypatch):
+    """As on a GPU: there are two batches then, and a text is the same wherever it was written."""
+
+    def fits(target, drafts, rule, shape, samplings):
+        return samplings[0] == samplings[1] and not unsupported(samplings[0])
+
+    monkeypatch.setattr(fused, "fits", fits)
+    target, draft = tiny.model(), tiny.model("llama", 1)
+    engine = dp.Engine(target, draft=draft, rows=2, length=60)
+    requests = [engine.add_request(**order) for order in ORDERS]
+    finish(engine)
+    assert {type(batch) for batch in engine._batches.values()} == {Batch, FusedBatch}
+    for request, order in zip(requests, ORDERS, strict=True):
+        assert request.output.tokens == dp.generate(target, **order, draft=draft).tokens
 
 
 def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from draftproof.draft import Draft, Tree
+from draftproof.errors import DraftproofError
 from draftproof.verify import VERIFIERS
 
 
@@ -61,3 +62,10 @@ def test_guesses_after_a_node(backend: type) -> None:
     first, second = draft.guesses(backend(np.array([0, 1, 0, 3])))
     assert first.tolist() == [4, 6, 4, -1]
     assert second.tolist() == [5, -1, -1, -1]
+
+
+@pytest.mark.parametrize("make", [Tree.chain, Tree.star, Tree.of, lambda width: Tree.paths(width, 2)])
+def test_a_tree_has_no_fewer_than_no_guesses(make) -> None:
+    assert make(0) == Tree((-1,))
+    with pytest.raises(DraftproofError, match="not -1: give 0 or more"):
+        make(-1)
