@@ -1,6 +1,7 @@
 """A Llama layer by our kernels on one CUDA device: is it right at real sizes, and what is a step by it?
 
     python -m benchmarks.layer             # check, then time steps of an 8B-shaped target and a 135M-shaped drafter
+    python -m benchmarks.layer --calls     # the drafter alone: check its layers in one launch, and time its calls
     python -m benchmarks.layer --tune      # sizes of programs, one after another
     python -m benchmarks.layer --small     # the same on tiny shapes; with TRITON_INTERPRET=1 also without a GPU
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from json import dumps
 from typing import Any, NamedTuple
 
@@ -26,8 +28,9 @@ from draftproof.engine.trace import Trace
 from draftproof.models import cuda
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import rebuild
-from draftproof.models.llama import Block, Rotation, Shape, frequencies
+from draftproof.models.llama import Block, Blocks, Rotation, Shape, frequencies
 from draftproof.models.slots import SlotCache
+from draftproof.models.static import StaticSession
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -48,9 +51,9 @@ SIZES = {
 SMALL = {name: Sizes(Shape(96, 6, 2, 16, 96), 1, 300) for name in SIZES}
 
 
-def layer(shape: Shape, dtype: torch.dtype, rows: int, capacity: int) -> tuple[Block, SlotCache]:
+def layer(shape: Shape, dtype: torch.dtype, rows: int, capacity: int, seed: int = 0) -> tuple[Block, SlotCache]:
     """Random weights and a cache that is full of random entries."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with torch.device(DEVICE):
         block = Block(shape).to(dtype).requires_grad_(False)
     cache = SlotCache(1, rows, capacity)
@@ -162,23 +165,77 @@ def milliseconds(call: Callable[[], object], count: int) -> float:
     return best
 
 
+WAYS = ("torch", "eight launches a layer", "one launch where small")
+
+
+@contextmanager
+def by(way: str, small: bool) -> Iterator[None]:
+    """Layers are done this way; if small, where there may be no GPU."""
+    fits, whole = cuda.fits, cuda.whole
+    if way != WAYS[2]:
+        cuda.whole = lambda *_: False
+    elif small:
+        cuda.whole = lambda x, shape, masks, stores: isinstance(masks[0], cuda.Causal)
+    if way == WAYS[0] or small:
+        cuda.fits = lambda *_: way != WAYS[0]
+    try:
+        yield
+    finally:
+        cuda.fits, cuda.whole = fits, whole
+
+
 def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
     """Plain steps and chains of five, by torch and by the kernels."""
-    fits, small_enough = cuda.fits, cuda.small
     target, draft = model(sizes["8b"], 0), model(sizes["135m"], 1)
     cases = [(1, 0, 20), (1, 5, 20)] if small else [(1, 0, 200), (1, 5, 200), (1, 5, 4000), (32, 0, 200), (32, 5, 200)]
     for rows, length, text in cases:
-        for way, few in (("torch", 0), ("eight launches", 0), ("five where small", cuda.ROWS)):
-            ours = way != "torch"
-            cuda.small = small_enough if few else lambda *_: False
-            cuda.fits = (lambda *_, ours=ours: ours) if small or not ours else fits
-            start = time.perf_counter()
-            step = steps(target, draft if length else None, rows, length, text)
-            ready = time.perf_counter() - start
-            took = milliseconds(step, 20)
+        for way in WAYS:
+            with by(way, small):
+                start = time.perf_counter()
+                step = steps(target, draft if length else None, rows, length, text)
+                ready, took = time.perf_counter() - start, milliseconds(step, 20)
             yield {"step": way, "rows": rows, "drafts": length, "text": text, "ms": took, "ready_s": round(ready, 1)}
             del step
-    cuda.fits, cuda.small = fits, small_enough
+
+
+def calls(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
+    """A drafter's call: all of it, from tokens to logits."""
+    draft, text = model(sizes["135m"], 1), 20 if small else 200
+    for rows, tokens in ((1, 1), (1, 2), (4, 1), (8, 1), (32, 1), (32, 2)):
+        session = StaticSession(draft, rows, text + 60)
+        ids = torch.randint(draft.vocabulary, (rows, tokens), device=DEVICE)
+        base = torch.full((rows,), text, device=DEVICE)
+        for way in WAYS:
+            with by(way, small):
+                took = _graphed(lambda session=session, ids=ids, base=base: session.forward(ids, base, keep=1), 10)
+            yield {"call": way, "rows": rows, "tokens": tokens, "text": text, "us": took}
+
+
+@torch.no_grad()
+def whole(sizes: Sizes, dtype: torch.dtype, rows: int, tokens: int, longest: int, runs: int) -> dict[str, Any]:
+    """Largest errors of all layers against float32, torch's and those of one launch; and whether runs are all equal."""
+    made = [layer(sizes.shape, dtype, rows, longest + tokens, seed) for seed in range(sizes.layers)]
+    blocks, cache = Blocks(block for block, _ in made), SlotCache(sizes.layers, rows, longest + tokens)
+    for store, (_, old) in zip(cache.layers, made, strict=True):
+        store.lazy_initialization(old.layers[0].keys, old.layers[0].values)
+        store.keys, store.values = old.layers[0].keys, old.layers[0].values
+    own = torch.linspace(longest, 0, rows, device=DEVICE).long()[:, None] + torch.arange(tokens, device=DEVICE)
+    angles = Rotation.of((own - 1).clamp_min(0), frequencies(sizes.shape.size).to(DEVICE)).to(dtype)
+    x = torch.randn(rows, tokens, sizes.shape.width, device=DEVICE).to(dtype)
+    rule = cuda.Causal(own)
+    mask = rule.over(torch.arange(longest + tokens + 1, device=DEVICE))[:, None]
+    cache.place_on_device(own)
+    ours = [cuda.network(x, blocks, angles, rule, cache.layers) for _ in range(runs)]
+    entries = [buffer.clone() for buffer in cache.buffers]
+    theirs = blocks(x, angles, [mask] * sizes.layers, cache.layers)[0]
+    apart = max(errors(entries, cache.buffers))
+    for store in cache.layers:
+        store.keys, store.values = store.keys.float(), store.values.float()
+    truth = blocks.float()(x.float(), angles.to(torch.float32), [mask] * sizes.layers, cache.layers)[0]
+    row = {"network": str(dtype), "rows": rows, "tokens": tokens, "runs": runs, "entries": apart}
+    row["equal"] = all(torch.equal(one, ours[0]) for one in ours)
+    row["errors"] = [round(error, 5) for error in errors([theirs, ours[0]], [truth, truth])]
+    return row
 
 
 def tune(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
@@ -222,6 +279,7 @@ def _graphed(call: Callable[[], object], count: int = 40) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
@@ -231,9 +289,18 @@ def main() -> None:
         for row in tune(sizes, options.small):
             print(dumps(row), flush=True)
         return
-    longest = 300 if options.small else 4000
+    longest, half = 300 if options.small else 4000, torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    if options.calls:
+        for rows, tokens in ((1, 1), (1, 2), (4, 1), (7, 2), (32, 1), (32, 2)):
+            runs = 2 if options.small else 1000
+            print(dumps(whole(sizes["135m"], half, rows, tokens, longest // 10, runs)), flush=True)
+        few = Sizes(Shape(288, 9, 3, 32, 768), 4)  # float32 needs twice the memory
+        for rows in (1, 8):
+            print(dumps(whole(SMALL["135m"] if options.small else few, torch.float32, rows, 2, longest, 2)), flush=True)
+        for row in calls(sizes, options.small):
+            print(dumps(row), flush=True)
+        return
     for name in sizes:
-        half = torch.bfloat16 if DEVICE == "cuda" else torch.float16
         for dtype, rows, tokens in ((half, 1, 1), (half, 1, 6), (half, 7, 6), (torch.float32, 3, 2)):
             print(dumps(check(name, sizes[name], dtype, rows, tokens, longest)), flush=True)
     for row in compare(sizes, options.small):

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import draftproof as dp
@@ -110,24 +109,6 @@ def test_half_precision(name, dtype):
     theirs, ours = run(CASES[name], dtype)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=16 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("gate", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 48, 40), (7, 272, 16), (16, 576, 70)])
-def test_product(rows, inputs, outputs, normed, gate):
-    torch.manual_seed(0)
-    linear = nn.Linear(inputs, outputs, bias=not gate, device=DEVICE).requires_grad_(False)
-    norm = nn.RMSNorm(inputs, 1e-3, device=DEVICE).requires_grad_(False)
-    norm.weight.uniform_(0.5, 2)
-    x = torch.randn(1, rows, inputs, device=DEVICE)
-    added = torch.randn(1, rows, outputs // 2 if gate else outputs, device=DEVICE)
-    theirs = linear(norm(x) if normed else x)
-    if gate:
-        first, second = theirs.chunk(2, dim=-1)
-        theirs = nn.functional.silu(first) * second
-    ours = cuda.product(x, linear, norm if normed else None, added, gate)
-    torch.testing.assert_close(ours, theirs + added, atol=1e-5, rtol=1e-5)
 
 
 def test_angles():

@@ -36,6 +36,38 @@ def take_in(q, k, v, seen, scale, peak, norm, sums):
     return higher, norm * fade + tl.sum(share, 1), sums
 
 
+@triton.jit
+def join(
+    peak, norm, sums, peaks, norms, parts, arrived, row, split, used, SPLITS, M: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """Leave what one of `used` programs has of a row; the last to arrive puts all together: whether it is, and that.
+
+    They are added in their order, whoever is last.
+    """
+    m, d = tl.arange(0, M), tl.arange(0, D)[None, :]
+    mine = (row * SPLITS + split) * M + m
+    tl.store(peaks + mine, peak)
+    tl.store(norms + mine, norm)
+    tl.store(parts + mine[:, None] * D + d, sums)
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived + row, 1, sem="acq_rel") == used - 1
+    if last:
+        tl.store(arrived + row, 0)
+        peak = tl.full((M,), -1e30, tl.float32)
+        norm = tl.zeros((M,), tl.float32)
+        sums = tl.zeros((M, D), tl.float32)
+        for other in tl.range(0, used):
+            its = (row * SPLITS + other) * M + m
+            theirs = tl.load(peaks + its, cache_modifier=".cg")
+            higher = tl.maximum(peak, theirs)
+            fade, share = tl.exp2(peak - higher), tl.exp2(theirs - higher)
+            norm = norm * fade + tl.load(norms + its, cache_modifier=".cg") * share
+            part = tl.load(parts + its[:, None] * D + d, cache_modifier=".cg")
+            sums = sums * fade[:, None] + part * share[:, None]
+            peak = higher
+    return last, norm, sums
+
+
 @triton.jit(do_not_specialize=["window", "scale", "T", "G", "H", "SPLITS", "room"])
 def attend(
     joint, cos, sin, own, keys, values, out, peaks, norms, parts, arrived, window, scale, T, G, H, SPLITS, room,
@@ -98,26 +130,9 @@ def attend(
             peak, norm, sums = take_in(q, k, v, seen, scale, peak, norm, sums)
         last = used == 1
         if used > 1:
-            row = ((b * shared + h) * SPLITS + split) * M + m
-            tl.store(peaks + row, peak)
-            tl.store(norms + row, norm)
-            tl.store(parts + row[:, None] * D + d, sums)
-            tl.debug_barrier()
-            last = tl.atomic_add(arrived + b * shared + h, 1, sem="acq_rel") == used - 1
-            if last:
-                tl.store(arrived + b * shared + h, 0)
-                peak = tl.full((M,), -1e30, tl.float32)
-                norm = tl.zeros((M,), tl.float32)
-                sums = tl.zeros((M, D), tl.float32)
-                for other in tl.range(0, used):
-                    row = ((b * shared + h) * SPLITS + other) * M + m
-                    theirs = tl.load(peaks + row, cache_modifier=".cg")
-                    higher = tl.maximum(peak, theirs)
-                    fade, share = tl.exp2(peak - higher), tl.exp2(theirs - higher)
-                    norm = norm * fade + tl.load(norms + row, cache_modifier=".cg") * share
-                    part = tl.load(parts + row[:, None] * D + d, cache_modifier=".cg")
-                    sums = sums * fade[:, None] + part * share[:, None]
-                    peak = higher
+            last, norm, sums = join(
+                peak, norm, sums, peaks, norms, parts, arrived, b * shared + h, split, used, SPLITS, M, D
+            )
         if last:
             sums = sums / tl.where(real, norm, 1.0)[:, None]
             tl.store(out + place[:, None] * D + d, sums.to(out.dtype.element_ty), mask=real[:, None])

@@ -1,62 +1,220 @@
 # mypy: ignore-errors
-"""A linear layer of a small network for few rows, with what comes before and after it.
+# ruff: noqa: RUF005 (the language knows no other way to lengthen a tuple)
+"""Products of a small network as phases of one launch, with what comes before and after them.
 
-Such a product takes less time than starting it and waiting for its weights. So norm, gate and residual are part of it,
-and where the device allows it (programmatic dependent launch), a program begins while the kernel before it still runs:
-it has its weights when what they are multiplied with is there.
+A unit of work is some columns of the result, or some pairs of columns: gate and up of the same place, or what a rotary
+position turns into each other. Few rows are multiplied by plain arithmetic, every warp has its own column: nothing is
+exchanged between warps, and the weights are on their way before the phase begins. Many rows go through tensor cores.
 """
 
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import next_may_begin, wait
+from draftproof.kernels.grid import reach
+
+STAGES: tl.constexpr = tl.constexpr(6)  # of a loop over weights: loads that are on their way at once
 
 
 @triton.jit
-def times(a, w):
-    """a [C, R, BK] and w [C, BN, BK] -> [R, BN]: every warp sums a part of the row."""
-    return tl.sum(tl.dot(a, tl.permute(w, (0, 2, 1)), input_precision="ieee"), 0)
-
-
-@triton.jit(do_not_specialize=["R", "eps"])
 def product(
-    x, weight, gain, bias, added, out, R, N, K, eps,
-    GATE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, norm, to, count, goal, R, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
+    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, TILES: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, MANY: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """BN columns of out [R, N] = x [R, K] times weight [N, K], R at most 16 and K at most C * BK.
+    """x [R, K] times weight [.., K], BN of N columns or pairs at a time, once all have come so far.
 
-    With a gain [K] the rows of x are normed first; bias [N] and added [R, N] are added. With GATE there are twice as
-    many weights, and silu(first half) * second half is the result.
+    norm   None, or of the rows of x: gain [K], sums of squares [R, TILES], eps. Of many rows the gain is already in x,
+           of few the sums are not needed
+    END    what becomes of the result; `to` is what that reads meanwhile, and where it goes:
+           "turn"  pairs are turned, if they are not of values, and become queries or entries of the cache:
+                   (cos, sin [R, D], own [R] slots),
+                   (queries [R, H * D], keys, values [B, SHARED, room, D], bias, room, tokens of a row)
+           "add"   columns are added to x [R, N]. Of many rows also x times the next norm's gain is kept, and squares:
+                   (x, gain), (x, gained [R, N], squares [R, TILES])
+           "gate"  silu(first) * second of a pair: (), (out [R, N],)
     """
-    n, r = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, 16)
-    k = tl.arange(0, C)[:, None] * BK + tl.arange(0, BK)[None, :]
-    row, column, inside = r < R, n < N, k < K
-    some = column[None, :, None] & inside[:, None, :]
-    from_weight = weight + n[None, :, None] * K + k[:, None, :]
-    w = tl.load(from_weight, mask=some, other=0.0)
-    if GATE:
-        v = tl.load(from_weight + N * K, mask=some, other=0.0)
-    if gain is not None:
-        g = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
-    next_may_begin(EARLY)
-    wait(EARLY)
-    a = tl.load(x + r[None, :, None] * K + k[:, None, :], mask=row[None, :, None] & inside[:, None, :], other=0.0)
-    if gain is not None:
-        # the gain belongs to the columns and the root to the rows, so the root may come after the sums
-        exact = a.to(tl.float32)
-        root = tl.rsqrt(tl.sum(tl.sum(exact * exact, 2), 0) / K + eps)[:, None]
-        a = (exact * g[:, None, :]).to(a.dtype)
-    sums = times(a, w)
-    if gain is not None:
-        sums *= root
-    if GATE:
-        ups = times(a, v)
-        if gain is not None:
-            ups *= root
-        sums = sums / (1.0 + tl.exp(-sums)) * ups
-    if bias is not None:
-        sums += tl.load(bias + n, mask=column, other=0.0).to(tl.float32)[None, :]
-    at, both = r[:, None] * N + n[None, :], row[:, None] & column[None, :]
-    if added is not None:
-        sums += tl.load(added + at, mask=both, other=0.0).to(tl.float32)
-    tl.store(out + at, sums.to(out.dtype.element_ty), mask=both)
+    if MANY:
+        many(x, weight, norm, to, count, goal, R, N, K, END, H, SHARED, D, BIASED, TILES, BN, BK, M, PROGRAMS)
+    else:
+        few(x, weight, norm, to, count, goal, R, N, K, END, H, SHARED, D, BIASED, TILES, BN, BK, M, PROGRAMS)
+
+
+@triton.jit
+def few(
+    x, weight, norm, to, count, goal, R, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
+    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, TILES: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """All rows at once, M of them at most, as many columns as there are warps."""
+    tiles: tl.constexpr = (N + BN - 1) // BN
+    S: tl.constexpr = (K + BK - 1) // BK
+    PAIRS: tl.constexpr = END != "add"
+    APART: tl.constexpr = D // 2 if END == "turn" else N
+    unit = tl.program_id(0)
+    j, n = columns(unit, N, D, BN, END)
+    w = pieces(weight + n[:, None] * K, (j < N)[:, None], K, BK, "")
+    v = pieces(weight + (n + APART)[:, None] * K, ((j < N) & PAIRS)[:, None], K, BK, "")
+    every, zero = (
+        (n >= 0)[:, None],
+        0 * n[:, None],
+    )  # a row is read by all warps: sooner than one gives it to the others
+    if norm is not None:
+        gain = pieces(norm[0] + zero, every, K, BK, "")
+    reach(count, goal, PROGRAMS)
+    rows, roots = (), ()
+    for m in tl.static_range(M):
+        rows = rows + pieces(x + m * K + zero, every & (m + zero < R), K, BK, ".cg")
+    if norm is not None:
+        normed = ()
+        for m in tl.static_range(M):
+            squares = tl.zeros((BN, BK), tl.float32)
+            for s in tl.static_range(S):
+                exact = rows[m * S + s].to(tl.float32)
+                squares += exact * exact
+                normed = normed + (exact * gain[s].to(tl.float32),)
+            roots = roots + (tl.rsqrt(tl.sum(squares, 1) / K + norm[2]),)
+        rows = normed
+    while unit < tiles:
+        j, n = columns(unit, N, D, BN, END)
+        following, then = columns(unit + PROGRAMS, N, D, BN, END)
+        next_w = pieces(weight + then[:, None] * K, (following < N)[:, None], K, BK, "")
+        next_v = pieces(weight + (then + APART)[:, None] * K, ((following < N) & PAIRS)[:, None], K, BK, "")
+        needs = ()
+        for m in tl.static_range(M):
+            needs = needs + (need(to[0], m + 0 * n, n, (j < N) & (m + 0 * n < R), N, END, H, SHARED, D),)
+        for m in tl.static_range(M):
+            one, two = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BK), tl.float32)
+            for s in tl.static_range(S):
+                one += rows[m * S + s].to(tl.float32) * w[s].to(tl.float32)
+                if PAIRS:
+                    two += rows[m * S + s].to(tl.float32) * v[s].to(tl.float32)
+            one, two = tl.sum(one, 1), tl.sum(two, 1)
+            if norm is not None:
+                one, two = one * roots[m], two * roots[m]
+            r, both = m + 0 * n, (j < N) & (m + 0 * n < R)
+            finish(one, two, to[1], needs[m], r, n, both, unit, N, END, H, SHARED, D, BIASED, BN)
+        w, v = next_w, next_v
+        unit += PROGRAMS
+
+
+@triton.jit
+def many(
+    x, weight, norm, to, count, goal, R, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
+    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, TILES: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """M rows at a time."""
+    tiles: tl.constexpr = (N + BN - 1) // BN
+    TP: tl.constexpr = triton.next_power_of_2(TILES)
+    unit = tl.program_id(0)
+    reach(count, goal, PROGRAMS)
+    while unit < tiles * tl.cdiv(R, M):
+        j, n = columns(unit % tiles, N, D, BN, END)
+        r, t = unit // tiles * M + tl.arange(0, M), tl.arange(0, TP)[None, :]
+        both = (r < R)[:, None] & (j < N)[None, :]
+        needs = need(to[0], r[:, None], n[None, :], both, N, END, H, SHARED, D)
+        if norm is not None:
+            inside = (r < R)[:, None] & (t < TILES)
+            squares = tl.load(norm[1] + r[:, None] * TILES + t, mask=inside, other=0.0, cache_modifier=".cg")
+        one, two = sums(x, weight, r, r < R, n, j < N, K, D // 2 if END == "turn" else N, END != "add", BN, BK, M)
+        if norm is not None:
+            root = tl.rsqrt(tl.sum(squares, 1) / K + norm[2])[:, None]
+            one, two = one * root, two * root
+        finish(one, two, to[1], needs, r[:, None], n[None, :], both, unit % tiles, N, END, H, SHARED, D, BIASED, BN)
+        if END == "add":
+            tally(one + needs[0], to[1], needs[1], r, n, both, r < R, unit % tiles, N, TILES)
+        unit += PROGRAMS
+
+
+@triton.jit
+def sums(
+    x, weight, r, row, n, column, K: tl.constexpr, APART: tl.constexpr, PAIRS: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Rows r [M] times columns n [BN] and, of pairs, n + APART -> [M, BN] twice."""
+    one, two = tl.zeros((M, BN), tl.float32), tl.zeros((M, BN), tl.float32)
+    for start in tl.range(0, K, BK, num_stages=STAGES):
+        k = start + tl.arange(0, BK)[None, :]
+        a = tl.load(x + r[:, None] * K + k, mask=row[:, None] & (k < K), other=0.0, cache_modifier=".cg")
+        at, inside = weight + n[:, None] * K + k, column[:, None] & (k < K)
+        w = tl.load(at, mask=inside, other=0.0)
+        one = tl.dot(a, tl.trans(w), one, input_precision="ieee")  # float32 would be rounded to 10 bits
+        if PAIRS:
+            v = tl.load(at + APART * K, mask=inside, other=0.0)
+            two = tl.dot(a, tl.trans(v), two, input_precision="ieee")
+    return one, two
+
+
+@triton.jit
+def columns(tile, N: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, END: tl.constexpr):
+    """Numbers of columns or pairs, and the place of (the first of) each."""
+    j = tile * BN + tl.arange(0, BN)
+    n = j
+    if END == "turn":
+        n = j // (D // 2) * D + j % (D // 2)
+    return j, n
+
+
+@triton.jit
+def pieces(at, inside, K: tl.constexpr, BK: tl.constexpr, CACHE: tl.constexpr):
+    """Rows of K values from `at` [BN, 1] on, as [BN, BK] each."""
+    made = ()
+    for start in tl.static_range(0, K, BK):
+        k = start + tl.arange(0, BK)[None, :]
+        made = made + (tl.load(at + k, mask=inside & (k < K), other=0.0, cache_modifier=CACHE),)
+    return made
+
+
+@triton.jit
+def need(given, r, n, both, N, END: tl.constexpr, H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr):
+    """What `finish` reads, while the product is being made."""
+    read = ()
+    if END == "turn":
+        cos, sin, own = given
+        turns = both & (n < (H + SHARED) * D)
+        c = tl.load(cos + r * D + n % D, mask=turns, other=1.0).to(tl.float32)
+        s = tl.load(sin + r * D + D // 2 + n % D, mask=turns, other=0.0).to(tl.float32)
+        read = (c, s, tl.load(own + r, mask=both, other=0))
+    if END == "add":
+        x, gain = given
+        old = tl.load(x + r * N + n, mask=both, other=0.0, cache_modifier=".cg").to(tl.float32)
+        read = (old, tl.load(gain + n, mask=both, other=0.0).to(tl.float32))
+    return read
+
+
+@triton.jit
+def finish(
+    one, two, to, read, r, n, both, tile, N, END: tl.constexpr, H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr,
+    BIASED: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Columns n of rows r, [BN] of one row or [M, BN]."""
+    if END == "turn":
+        queries, keys, values, bias, room, tokens = to
+        c, s, slot = read
+        if BIASED:
+            one += tl.load(bias + n, mask=both, other=0.0).to(tl.float32)
+            two += tl.load(bias + n + D // 2, mask=both, other=0.0).to(tl.float32)
+        one, two = one * c - two * s, two * c + one * s
+        head = tile * BN // (D // 2)  # of all columns, as BN divides D // 2
+        out, at = queries, (r * (H * D) + n).to(tl.int64)
+        if head >= H:
+            out = keys
+            at = ((r // tokens * SHARED + (head - H) % SHARED) * room + slot) * D + n % D
+        if head >= H + SHARED:
+            out = values
+        tl.store(out + at, one.to(out.dtype.element_ty), mask=both)
+        tl.store(out + at + D // 2, two.to(out.dtype.element_ty), mask=both)
+    if END == "gate":
+        made = one / (1.0 + tl.exp(-one)) * two
+        tl.store(to[0] + r * N + n, made.to(to[0].dtype.element_ty), mask=both)
+    if END == "add":
+        tl.store(to[0] + r * N + n, (one + read[0]).to(to[0].dtype.element_ty), mask=both)
+
+
+@triton.jit
+def tally(new, to, gain, r, n, both, row, tile, N, TILES: tl.constexpr):
+    """New columns [M, BN] of x, for the norm that follows: with its gain, and their squares."""
+    x, gained, squares = to
+    exact = tl.where(both, new.to(x.dtype.element_ty).to(tl.float32), 0.0)
+    tl.store(gained + r[:, None] * N + n[None, :], (exact * gain).to(x.dtype.element_ty), mask=both)
+    tl.store(squares + r * TILES + tile, tl.sum(exact * exact, 1), mask=row)

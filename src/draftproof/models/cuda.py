@@ -2,12 +2,13 @@
 
 A call of few tokens takes as long as its weights take to be read, and then some microseconds for every kernel. torch
 needs some thirty of them for a layer, mostly for attention. Here it is eight, four of which are cuBLAS's products; or
-five in a small network, a drafter, whose products do the rest.
+one for all layers of a small network, a drafter.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from draftproof import kernels
 TOKENS, QUERIES = 16, 64  # of a row in a call; queries for each head of keys
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
-WIDTH, ROWS = 2048, 16  # of a small network; tokens in all, above which cuBLAS is faster
+WIDTH, ROWS, FEW = 2048, 64, 2  # of a small network; its tokens in all; those that are multiplied without tensor cores
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
 
 
@@ -63,37 +64,6 @@ def angles(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dty
     return made
 
 
-def small(x: torch.Tensor, shape: Any) -> bool:
-    """Whether `product` takes these tokens [B, T, width] through a layer."""
-    widest = max(shape.width, shape.heads * shape.size, shape.inner)
-    return x.shape[0] * x.shape[1] <= ROWS and widest <= WIDTH and x.element_size() == 2
-
-
-def product(
-    x: torch.Tensor,
-    linear: nn.Linear,
-    norm: nn.RMSNorm | None = None,
-    added: torch.Tensor | None = None,
-    gate: bool = False,
-) -> torch.Tensor:
-    """linear(norm(x)) + added, x [B, T, K] and added [B, T, N]; or half as wide, with `gate` done on it."""
-    from draftproof.kernels import launch
-    from draftproof.kernels.product import product as kernel
-
-    x, (outputs, inputs) = x.contiguous(), linear.weight.shape
-    outputs //= 2 if gate else 1
-    out = x.new_empty(*x.shape[:-1], outputs)
-    gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
-    rows, chunks, columns, early = x.shape[0] * x.shape[1], 8, 16, launch.begins_early(x.device)
-    with launch.on(x.device):
-        kernel[(-(-outputs // columns),)](
-            x, linear.weight, gain, linear.bias, added, out, rows, outputs, inputs, eps,
-            GATE=gate, C=chunks, BK=_power(-(-inputs // chunks)), BN=columns, EARLY=early,
-            num_warps=chunks, launch_pdl=early,
-        )  # fmt: skip
-    return out
-
-
 def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: int, shared: int) -> torch.Tensor:
     """Queries, keys and values side by side [B, T, ...] -> [B, T, heads * size].
 
@@ -123,6 +93,70 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
             WINDOW=rule.window is not None, EARLY=early, num_warps=8 if large else 4, launch_pdl=early,
         )  # fmt: skip
     return out
+
+
+def whole(x: torch.Tensor, shape: Any, masks: Sequence[Any], stores: Sequence[Any]) -> bool:
+    """Whether `network` takes tokens [B, T, width] through layers of this shape: a small network, straight texts."""
+    rule = masks[0]
+    return (
+        isinstance(rule, Causal)
+        and rule.window is None
+        and all(mask is rule for mask in masks)
+        and all(store is not None for store in stores)
+        and x.shape[0] * x.shape[1] <= ROWS
+        and max(shape.width, shape.heads * shape.size, shape.inner) <= WIDTH
+        and x.element_size() == 2
+        and x.is_cuda
+        and torch.cuda.get_device_capability(x.device) >= (9, 0)  # for its memory
+    )
+
+
+def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Causal, stores: Sequence[Any]) -> torch.Tensor:
+    """x [B, T, width] through all these layers in one launch."""
+    from draftproof.kernels import launch
+    from draftproof.kernels.network import network as kernel
+
+    shape, (batch, tokens, width), rows = blocks[0].shape, x.shape, x.shape[0] * x.shape[1]
+    size, heads, shared, inner = shape.size, shape.heads, shape.shared, shape.inner
+    x, table, slots = x.clone(), _addresses(x, blocks, stores), stores[0].keys.shape[2]
+    queries, splits = _power(tokens * heads // shared), -(-slots // CHUNK)
+    # sizes of programs; a warp has a column of its own where rows are few, and 8 of them divide half a head
+    many = rows > FEW
+    most, warps, columns, pairs, block, wide = (_power(rows), 4, 8, 16, 64, 128) if many else (rows, 8, 8, 8, 256, 256)
+    kept = [x.new_empty(rows * each) for each in (width, heads * size, heads * size, inner)]
+    count = batch * shared * splits * queries
+    parts = [x.new_empty(each, dtype=torch.float32) for each in (count, count, count * size)]
+    squares = x.new_empty(rows * -(-width // columns), dtype=torch.float32)
+    arrived = torch.zeros(1 + batch * shared, dtype=torch.int32, device=x.device)
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    with launch.on(x.device):
+        kernel[(programs,)](
+            x, kept[0], squares, *kept[1:], rotation.cos.contiguous(), rotation.sin.contiguous(),
+            rule.own.contiguous(), table, *parts, arrived, len(blocks), batch, tokens, shape.eps,
+            math.log2(math.e) / math.sqrt(size), splits, slots,
+            WIDTH=width, H=heads, SHARED=shared, D=size, INNER=inner, BIASED=shape.bias,
+            M=most, MANY=many, BN=columns, BG=pairs, BK=block, BI=wide,
+            QUERIES=queries, BP=_power(batch), BLOCK=CHUNK, PROGRAMS=programs,
+            num_warps=warps, launch_cooperative_grid=x.is_cuda,
+        )  # fmt: skip
+    return x
+
+
+def _addresses(x: torch.Tensor, blocks: Any, stores: Sequence[Any]) -> torch.Tensor:
+    """Where weights, keys and values of each layer are, a row as kernels.network says; kept with the cache."""
+    cache, shape = stores[0].cache, blocks[0].shape
+    found = []
+    for block, store in zip(blocks, stores, strict=True):
+        if not store.is_initialized:
+            one = x.new_empty((1, shape.shared, 1, shape.size))
+            store.lazy_initialization(one, one)
+        weights = [linear.weight for linear in block.linears] + [block.norm_in.weight, block.norm_mlp.weight]
+        entries = [part[cache.first :] for part in (store.keys, store.values)]
+        bias = weights[0] if block.qkv.bias is None else block.qkv.bias
+        found.append([tensor.data_ptr() for tensor in (*weights, *entries, bias)])
+    if cache.addresses is None or cache.addresses[0] != found:
+        cache.addresses = found, torch.tensor(found, dtype=torch.int64, device=x.device)
+    return cache.addresses[1]  # type: ignore[no-any-return]
 
 
 def norm(x: torch.Tensor, weights: nn.RMSNorm) -> torch.Tensor:

@@ -102,15 +102,11 @@ class Block(nn.Module):
     ) -> torch.Tensor:
         """The same in few launches, where `cuda.fits`."""
         shape = self.shape
-        small = cuda.small(x, shape)
-        joint = cuda.product(x, self.qkv, self.norm_in) if small else self.qkv(cuda.norm(x, self.norm_in))
+        joint = self.qkv(cuda.norm(x, self.norm_in))
         if isinstance(rule, Texts):
             seen = texts.attend(joint, rotation, rule, store, shape.heads, shape.shared)
         else:
             seen = cuda.attend(joint, rotation, rule, store, shape.heads, shape.shared)
-        if small:
-            x = cuda.product(seen, self.out, added=x)
-            return cuda.product(cuda.product(x, self.gate_up, self.norm_mlp, gate=True), self.down, added=x)
         x, inner = cuda.add_norm(x, self.out(seen), self.norm_mlp)
         gated = cuda.gate(self.gate_up(inner))
         x.flatten(0, 1).addmm_(gated.flatten(0, 1), self.down.weight.T)  # in place: x is ours since add_norm
@@ -155,6 +151,8 @@ class Blocks(nn.ModuleList):
             made = native.run(self.laid_out, x, rotation, masks[first:], stores[first:], keep)
             if made is not None:
                 return made
+        if not keep and cuda.whole(x, self[first].shape, masks[first:], stores[first:]):
+            return cuda.network(x, self[first:], rotation, masks[first], stores[first:]), []
         given = []
         for block, mask, store in zip(self[first:], masks[first:], stores[first:], strict=True):
             given.append(x)

@@ -71,6 +71,9 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
+        self.addresses: tuple[Any, torch.Tensor] | None = (
+            None  # of cuda.network: the same on the host and on the device
+        )
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def place(self, slots: np.ndarray, device: torch.device, first: int = 0) -> None:
