@@ -42,12 +42,15 @@ def network(
         arrive(arrived, PROGRAMS)
         goal += PROGRAMS
     for layer in tl.range(0, LAYERS):
+        # all at once, long before they are needed
+        qkv, out, bias = pointer(table, layer, QKV, x), pointer(table, layer, OUT, x), pointer(table, layer, BIAS, x)
+        gate_up, down = pointer(table, layer, GATE_UP, x), pointer(table, layer, DOWN, x)
         keys, values = pointer(table, layer, KEYS, x), pointer(table, layer, VALUES, x)
         gain_in, gain_mlp = pointer(table, layer, NORM_IN, x), pointer(table, layer, NORM_MLP, x)
         gain_next = pointer(table, tl.minimum(layer + 1, LAYERS - 1), NORM_IN, x)
         product(
-            source, pointer(table, layer, QKV, x), (gain_in, squares, eps),
-            ((cos, sin, own), (queries, keys, values, pointer(table, layer, BIAS, x), room, T)), arrived, goal,
+            source, qkv, (gain_in, squares, eps),
+            ((cos, sin, own), (queries, keys, values, bias, room, T)), arrived, goal,
             R, (H + 2 * SHARED) * D // 2, WIDTH, "turn", H, SHARED, D, BIASED, TILES, BN, BK, M, MANY, PROGRAMS,
         )  # fmt: skip
         arrive(arrived, PROGRAMS)
@@ -57,17 +60,17 @@ def network(
         )  # fmt: skip
         arrive(arrived, PROGRAMS)
         product(
-            seen, pointer(table, layer, OUT, x), None, ((x, gain_mlp), (x, gained, squares)), arrived,
+            seen, out, None, ((x, gain_mlp), (x, gained, squares)), arrived,
             goal + 2 * PROGRAMS, R, WIDTH, H * D, "add", H, SHARED, D, BIASED, TILES, BN, BK, M, MANY, PROGRAMS,
         )  # fmt: skip
         arrive(arrived, PROGRAMS)
         product(
-            source, pointer(table, layer, GATE_UP, x), (gain_mlp, squares, eps), ((), (inner,)), arrived,
+            source, gate_up, (gain_mlp, squares, eps), ((), (inner,)), arrived,
             goal + 3 * PROGRAMS, R, INNER, WIDTH, "gate", H, SHARED, D, BIASED, TILES, BG, BK, M, MANY, PROGRAMS,
         )  # fmt: skip
         arrive(arrived, PROGRAMS)
         product(
-            inner, pointer(table, layer, DOWN, x), None, ((x, gain_next), (x, gained, squares)), arrived,
+            inner, down, None, ((x, gain_next), (x, gained, squares)), arrived,
             goal + 4 * PROGRAMS, R, WIDTH, INNER, "add", H, SHARED, D, BIASED, TILES, BN, BI, M, MANY, PROGRAMS,
         )  # fmt: skip
         arrive(arrived, PROGRAMS)

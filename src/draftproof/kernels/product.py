@@ -36,16 +36,16 @@ def product(
     if MANY:
         many(x, weight, norm, to, count, goal, R, N, K, END, H, SHARED, D, BIASED, TILES, BN, BK, M, PROGRAMS)
     else:
-        few(x, weight, norm, to, count, goal, R, N, K, END, H, SHARED, D, BIASED, TILES, BN, BK, M, PROGRAMS)
+        few(x, weight, norm, to, count, goal, N, K, END, H, SHARED, D, BIASED, BN, BK, M, PROGRAMS)
 
 
 @triton.jit
 def few(
-    x, weight, norm, to, count, goal, R, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
-    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, TILES: tl.constexpr,
+    x, weight, norm, to, count, goal, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
+    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """All rows at once, M of them at most, as many columns as there are warps."""
+    """All M rows at once, as many columns as there are warps."""
     tiles: tl.constexpr = (N + BN - 1) // BN
     S: tl.constexpr = (K + BK - 1) // BK
     PAIRS: tl.constexpr = END != "add"
@@ -54,16 +54,14 @@ def few(
     j, n = columns(unit, N, D, BN, END)
     w = pieces(weight + n[:, None] * K, (j < N)[:, None], K, BK, "")
     v = pieces(weight + (n + APART)[:, None] * K, ((j < N) & PAIRS)[:, None], K, BK, "")
-    every, zero = (
-        (n >= 0)[:, None],
-        0 * n[:, None],
-    )  # a row is read by all warps: sooner than one gives it to the others
+    # a row is read by every warp, which is sooner than one gives it to the others
+    zero = 0 * n[:, None]
     if norm is not None:
-        gain = pieces(norm[0] + zero, every, K, BK, "")
+        gain = pieces(norm[0] + zero, zero == 0, K, BK, "")
     reach(count, goal, PROGRAMS)
     rows, roots = (), ()
     for m in tl.static_range(M):
-        rows = rows + pieces(x + m * K + zero, every & (m + zero < R), K, BK, ".cg")
+        rows = rows + pieces(x + m * K + zero, zero == 0, K, BK, ".cg")
     if norm is not None:
         normed = ()
         for m in tl.static_range(M):
@@ -81,7 +79,7 @@ def few(
         next_v = pieces(weight + (then + APART)[:, None] * K, ((following < N) & PAIRS)[:, None], K, BK, "")
         needs = ()
         for m in tl.static_range(M):
-            needs = needs + (need(to[0], m + 0 * n, n, (j < N) & (m + 0 * n < R), N, END, H, SHARED, D),)
+            needs = needs + (need(to[0], m + 0 * n, n, j < N, N, END, H, SHARED, D),)
         for m in tl.static_range(M):
             one, two = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BK), tl.float32)
             for s in tl.static_range(S):
@@ -91,8 +89,7 @@ def few(
             one, two = tl.sum(one, 1), tl.sum(two, 1)
             if norm is not None:
                 one, two = one * roots[m], two * roots[m]
-            r, both = m + 0 * n, (j < N) & (m + 0 * n < R)
-            finish(one, two, to[1], needs[m], r, n, both, unit, N, END, H, SHARED, D, BIASED, BN)
+            finish(one, two, to[1], needs[m], m + 0 * n, n, j < N, unit, N, END, H, SHARED, D, BIASED, BN)
         w, v = next_w, next_v
         unit += PROGRAMS
 
