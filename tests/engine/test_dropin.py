@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import draftproof as dp
+from draftproof.engine import dropin
+from draftproof.models import drafter
 from tests import gof, tiny
 
 
@@ -117,3 +120,28 @@ def test_a_streamer_shows_one_text():
     settings = {**ids("abc", 2), "do_sample": True, "max_new_tokens": 5, "streamer": Collect()}
     with pytest.raises(dp.DraftproofError, match="a streamer shows one text, here are 2"):
         tiny.network("llama").generate(**settings, custom_generate=dp.custom_generate())
+
+
+def test_a_drafter_is_opened_once_and_keeps_what_it_learned(monkeypatch):
+    opened = []
+    monkeypatch.setattr(dropin, "drafter", lambda name, target: opened.append(name) or drafter("cache", target))
+    model, method = tiny.network("llama"), dp.custom_generate(draft="cache")
+    for _ in range(3):
+        model.generate(**ids("abc"), do_sample=False, max_new_tokens=6, custom_generate=method)
+    tiny.network("llama", 1).generate(**ids("abc"), do_sample=False, max_new_tokens=6, custom_generate=method)
+    assert opened == ["cache", "cache"]  # for each model
+
+
+def test_a_model_in_training_is_so_afterwards():
+    model = copy.deepcopy(tiny.network("llama"))
+    model.train()
+    model.lm_head.eval()
+    settings = {**ids("abc"), "do_sample": False, "max_new_tokens": 6}
+    model.generate(**settings, custom_generate=dp.custom_generate(draft=tiny.network("llama", 1)))
+    assert model.training
+    assert not model.lm_head.training
+
+
+def test_what_is_no_drafter_is_named():
+    with pytest.raises(dp.DraftproofError, match="draft must be a name or a model, not int"):
+        tiny.network("llama").generate(**ids("abc"), max_new_tokens=5, custom_generate=dp.custom_generate(draft=3))

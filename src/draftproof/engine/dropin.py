@@ -7,31 +7,27 @@ they do stays exact. What cannot be honoured is refused by name.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.logits_process import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-)
 
 from draftproof.draft import Tree
+from draftproof.engine.asked import check_model
 from draftproof.engine.auto import Auto, assumed, hope
 from draftproof.engine.generate import choose_draw, choose_rule, choose_shape, open_batch
 from draftproof.engine.laws import Member
+from draftproof.engine.processors import View, of_row, samplings_of
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.errors import DraftproofError
 from draftproof.models import check_vocabularies, drafter
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
-from draftproof.sampling import Sampling
 
 # Processors that keep a state of their own between calls: asked about a guess, they would take it for the text.
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
@@ -89,48 +85,71 @@ def custom_generate(
         rule, shape.example if isinstance(shape, Auto) else shape, None
     )  # refuses a tree that does not suit, now and not in the middle of generate()
 
+    opened: list[tuple[Any, HFModel, list[Model]]] = []  # for the last model: drafters are not loaded for every text
+
     def method(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **rest: Any
     ) -> Any:
         call = _call(sys._getframe(1))
         _refuse(generation_config, logits_processor, rest, call)
-        streamer = call.get("streamer")
-        if streamer is not None and len(input_ids) > 1:
-            raise DraftproofError(f"a streamer shows one text, here are {len(input_ids)}: leave one of the two out")
-        target = HFModel(model)
-        guesser = _drafter(draft, target)
-        drafts = [guesser] if guesser else []
+        streamer, count = call.get("streamer"), len(input_ids)
+        if streamer is not None and count > 1:
+            raise DraftproofError(f"a streamer shows one text, here are {count}: leave one of the two out")
         prompts = _unpadded(input_ids, rest.get("attention_mask"))
         length = generation_config.max_length - input_ids.shape[1]
         seed = int(torch.randint(2**62, (1,)))  # follows torch.manual_seed, as transformers' own sampling does
-        # scores come out of the processors finished: a plain softmax of them is transformers' law
-        heat = 1.0 if generation_config.do_sample else 0.0
-        requests = []
-        for r, prompt in enumerate(prompts):
-            view = View(tuple(input_ids[r].tolist()), len(prompt))
-            own = [_of_row(one, r, input_ids, generation_config) for one in logits_processor]
-            sampling = Sampling(temperature=heat, processors=tuple(map(view.of, own)))
-            guessing = sampling
-            if draft_temperature is not None and heat:
-                guessing = dataclasses.replace(sampling, temperature=draft_temperature)
-            trace = Trace(rule.name, guesser.name if guesser else "none")
-            pace = Auto("chain", assumed(target, drafts), hope=hope(drafts)) if paced else None
-            requests.append(Request(target, prompt, sampling, guessing, length, (), Member(seed, r), trace, pace))
-            requests[r].until = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
-        capacity = _capacity(target, prompts, length, shape.size)
-        samplings = requests[0].sampling, requests[0].draft_sampling
-        batch = open_batch(target, drafts, rule, shape, samplings, len(prompts), capacity, paced=paced)
-        for _, same in itertools.groupby(requests, key=lambda request: (request.prompt, request.sampling)):
-            batch.add(list(same))  # samples of one prompt share what they have in common
-        while not batch.is_finished:
-            batch.step()
-            if streamer is not None:
-                streamer.put(torch.tensor(requests[0].trace.steps[-1].tokens))
-        if streamer is not None:
-            streamer.end()
+        with _at_rest(model):
+            if not opened or opened[0][1].network is not model or opened[0][0] != model.device:
+                opened[:] = [(model.device, *_open(model, draft))]
+            _, target, drafts = opened[0]
+            requests = []
+            for r, prompt in enumerate(prompts):
+                view = View(tuple(input_ids[r].tolist()), len(prompt))
+                own = [of_row(one, r, input_ids, generation_config) for one in logits_processor]
+                sampling, guessing = samplings_of(own, view, generation_config.do_sample, draft_temperature)
+                trace = Trace(rule.name, drafts[0].name if drafts else "none")
+                pace = Auto("chain", assumed(target, drafts), hope=hope(drafts)) if paced else None
+                requests.append(Request(target, prompt, sampling, guessing, length, (), Member(seed, r), trace, pace))
+                requests[r].until = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
+            samplings = requests[0].sampling, requests[0].draft_sampling
+            capacity = _capacity(target, prompts, length, shape.size)
+            batch = open_batch(target, drafts, rule, shape, samplings, count, capacity, paced=paced)
+            for _, same in itertools.groupby(requests, key=lambda request: (request.prompt, request.sampling)):
+                batch.add(list(same))  # samples of one prompt share what they have in common
+            _write(batch, requests[0], streamer)
         return _output(input_ids, requests, generation_config)
 
     return method
+
+
+@contextmanager
+def _at_rest(model: Any) -> Iterator[None]:
+    """Without dropout, with which there would be no law to follow; a model in training is so again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _open(model: Any, draft: Any) -> tuple[HFModel, list[Model]]:
+    target = HFModel(model)
+    guesser = _drafter(draft, target)
+    return target, [] if guesser is None else [guesser]
+
+
+def _write(batch: Any, first: Request, streamer: Any) -> None:
+    """Step until all is said; a streamer is told of the first text."""
+    told = 0
+    while not batch.is_finished:
+        batch.step()
+        if streamer is not None and len(first.tokens) > told:
+            streamer.put(torch.tensor(first.tokens[told:]))
+            told = len(first.tokens)
+    if streamer is not None:
+        streamer.end()
 
 
 def _call(frame: Any) -> Mapping[str, Any]:
@@ -164,6 +183,7 @@ def _drafter(draft: Any, target: HFModel) -> Model | None:
     if isinstance(draft, str):
         return drafter(draft, target)
     model: Model = HFModel(draft) if isinstance(draft, torch.nn.Module) else draft
+    check_model(model, "draft")
     check_vocabularies(target, model)
     return model
 
@@ -176,41 +196,6 @@ def _unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[
     if () in prompts:
         raise DraftproofError(f"row {prompts.index(())} of input_ids has no token: give each prompt at least one")
     return prompts
-
-
-class View(NamedTuple):
-    """How transformers sees a text: with its padding, which processors and criteria count and read."""
-
-    prompt: tuple[int, ...]  # padded
-    length: int  # of the prompt without padding
-
-    def of(self, function: Any) -> Any:
-        return function if len(self.prompt) == self.length else Padded(function, self)
-
-
-class Padded(NamedTuple):
-    """A processor or criterion that is shown a text with its padding."""
-
-    function: Callable[..., Any]
-    view: View
-
-    def __call__(self, ids: torch.Tensor, scores: Any) -> Any:
-        padded = torch.tensor([self.view.prompt], device=ids.device, dtype=ids.dtype)
-        return self.function(torch.cat([padded, ids[:, self.view.length :]], dim=1), scores)
-
-
-def _of_row(processor: Any, row: int, input_ids: torch.Tensor, config: Any) -> Any:
-    """Processors that know a text by its row in the batch, made anew for it: here each text is judged alone."""
-    if len(input_ids) == 1:
-        return processor
-    kind, prompt = type(processor), input_ids[row : row + 1]
-    if kind is EncoderRepetitionPenaltyLogitsProcessor:
-        return kind(config.encoder_repetition_penalty, prompt)
-    if kind is EncoderNoRepeatNGramLogitsProcessor:
-        return kind(config.encoder_no_repeat_ngram_size, prompt)
-    if kind is PrefixConstrainedLogitsProcessor:
-        return kind(lambda _, ids: processor._prefix_allowed_tokens_fn(row, ids), 1)
-    return processor
 
 
 def _criteria(criteria: Any, prompt: Sequence[int], device: torch.device) -> Callable[[Sequence[int]], bool]:
