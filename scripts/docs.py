@@ -40,6 +40,21 @@ SHAPES = {
 }
 
 
+LEFT_OUT = (
+    ("greedy block verification", "2403.10444", "accepts more in one step and pays in the next ones, which must follow "
+     "a changed target: over a text fewer tokens a call than `block`"),
+    ("hierarchical verification (HSD)", "2601.05724", "with its ratios capped it is `block`; as its authors' code has "
+     "them, uncapped for the whole block, it is not exact"),
+    ("SpecHub", "2411.05289", "its pair of guesses is the one of `top_plus_one` with two guesses"),
+    ("Global Resolution", "2511.15898", "reaches the optimum that `optimal` has in closed form"),
+    ("trees grown by the draft's probabilities", "2406.16858, 2406.17276, 2410.11744", "exact with `match`, or with "
+     "`traversal` if every draw is kept; here a step has one tree for all its texts"),
+    ("guesses summed over tokenisations (SLRS)", "2502.05202", "needs all spellings of a token in the drafter's "
+     "vocabulary; `text:MODEL` and shared tokens do not"),
+    ("arithmetic sampling", "2210.15458", "samples that cover more are not independent"),
+)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.docs", description="Write the derived parts of the docs.")
     parser.add_argument("--check", action="store_true", help="write nothing; name what is stale and exit with 1")
@@ -142,6 +157,9 @@ def algorithms() -> str:
                 for f in LOSSY.values()
             ),
         ),
+        "## Left out\n",
+        "Known, and not here, with the reason.\n",
+        _table(("what", "paper", "why"), ((what, _paper(paper), why) for what, paper, why in LEFT_OUT)),
     ]
     return "\n".join(parts)
 

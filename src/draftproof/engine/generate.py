@@ -197,12 +197,17 @@ def open_batch(
 ) -> Batch | FusedBatch:
     """Rows for requests that are sampled like this (target, draft): fused where that is possible, else general."""
     way = choose_draw(rule, shape.example if isinstance(shape, Auto) else shape, draw)
-    fixed = Tree.chain(5) if isinstance(shape, Auto) or paced else shape  # with a seed nothing is tuned
+    fixed = fixed_shape(shape, paced)
     if fused.fits(target, drafts, rule.name, fixed, samplings):
         pace = Pace(hope(drafts)) if isinstance(shape, Auto) else None
         draft, length = drafts[0] if drafts else None, fixed.size - 1
         return FusedBatch(target, draft, rule.name, length, rows, capacity, compile, pace)
     return Batch(target, drafts, rule, shape, way, rows, capacity)
+
+
+def fixed_shape(shape: Tree | Auto, paced: bool) -> Tree:
+    """What the fused step is recorded for: what is tuned elsewhere is a chain of five there."""
+    return Tree.chain(5) if isinstance(shape, Auto) or paced else shape
 
 
 def choose_rule(verify: str, lossy: str | None) -> Rule:

@@ -16,7 +16,7 @@ from draftproof.engine.asked import Drafts, Prompt, check_text, encode
 from draftproof.engine.auto import Auto, assumed, hope
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
-from draftproof.engine.generate import choose_draw, choose_shape, open_batch, resolve, tempers
+from draftproof.engine.generate import choose_draw, choose_shape, fixed_shape, open_batch, resolve, tempers
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
@@ -126,7 +126,7 @@ class Engine:
     def _batch(self, request: Request) -> Batch | FusedBatch:
         """The batch that this request belongs to; opened when the first of its kind comes."""
         samplings = request.sampling, request.draft_sampling
-        fixed = Tree.chain(5) if isinstance(self.shape, Auto) or self._paced else self.shape
+        fixed = fixed_shape(self.shape, self._paced)
         kind = fused.fits(self.target, self.drafts, self.rule.name, fixed, samplings)
         if kind not in self._batches:
             capacity = self.length + self.shape.size
