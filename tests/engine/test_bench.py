@@ -64,10 +64,11 @@ def test_engine_measures_every_peer_in_the_same_run(bench, folders):
         assert set(row["ratio_to"]) == peers - {row["name"]}
         assert "/" not in row["target"] + row["draft"] + row["command"]  # no places on this machine
         assert (sum(row["phases"].values()) == pytest.approx(1, abs=0.01)) or row["name"].startswith("transformers")
-    *_, made = bench("engine", "--draft", "none", "--only", "draftproof", *small)
-    assert [row["name"] for row in made[9:]] == ["draftproof plain"]
+    twice = ("--temperature", "0.5", "--temperature", "0.7,1.5")
+    *_, made = bench("engine", "--draft", "none", "--only", "draftproof", *twice, *small)
+    assert [(row["name"], row["temperature"]) for row in made[9:]] == [("draftproof plain", t) for t in (0.5, 0.7, 1.5)]
     *_, made = bench("engine", "--draft", "ngram", *small)
-    assert [row["name"] for row in made[10:]] == [
+    assert [row["name"] for row in made[12:]] == [
         "draftproof plain",
         "draftproof block",
         *ways[3:],

@@ -17,7 +17,7 @@ Target = Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file
 Draft = Annotated[str, typer.Option(help="auto, head, ngram, a model, text:MODEL, or none.")]
 Prompts = Annotated[Path | None, typer.Option(help="A .txt or .jsonl file; a few of our own by default.")]
 By = Annotated[str | None, typer.Option(help="Measure each value of this field of the prompts' file apart.")]
-Temperature = Annotated[str, typer.Option(help="One or several, as in 0.8,1.0.")]
+Temperature = Annotated[list[str], typer.Option(help="One or several, as in 0.8,1.0, or given several times.")]
 Verify = Annotated[str, typer.Option(help="Names of `draftproof list`, as in token,block.")]
 Shape = Annotated[str, typer.Option("--tree", help="Shape of the guesses: chain:5, star:4, auto.")]
 Tokens = Annotated[int, typer.Option("--tokens", "-n", help="Length of each text.")]
@@ -36,7 +36,7 @@ def engine(
     draft: Draft = "ngram",
     prompts: Prompts = None,
     by: By = None,
-    temperature: Temperature = "1.0",
+    temperature: Temperature = ["1.0"],  # noqa: B006
     batch: Annotated[str, typer.Option(help="Texts at a time, as in 1,8,32.")] = "1",
     verify: Verify = "block",
     tree: Shape = "auto",
@@ -63,7 +63,7 @@ def samples(
     draft: Draft = "none",
     prompts: Prompts = None,
     by: By = None,
-    temperature: Temperature = "1.0",
+    temperature: Temperature = ["1.0"],  # noqa: B006
     batch: Annotated[str, typer.Option(help="Samples of each prompt, as in 8,32.")] = "32",
     verify: Verify = "block",
     tree: Shape = "chain:5",
@@ -89,7 +89,7 @@ def demo(
     draft: Draft = "auto",
     prompts: Prompts = None,
     by: By = None,
-    temperature: Temperature = "0.8",
+    temperature: Temperature = ["0.8"],  # noqa: B006
     verify: Verify = "block",
     tree: Shape = "auto",
     tokens: Tokens = 64,
@@ -131,7 +131,7 @@ def kernels(
 def _options(
     verify: str,
     tree: str,
-    temperature: str,
+    temperature: Sequence[str],
     batch: str,
     tokens: int,
     repeat: int,
@@ -142,7 +142,7 @@ def _options(
     """What is measured, checked before any model is loaded."""
     from draftproof.bench.engine import Options
 
-    temperatures, batches = numbers(temperature, float, "temperature"), numbers(batch, int, "batch")
+    temperatures, batches = numbers(",".join(temperature), float, "temperature"), numbers(batch, int, "batch")
     ways = tuple(only.split(","))
     return Options(_names(verify), tree, temperatures, batches, tokens, repeat, seed, compiled, ways).check()
 
