@@ -1,9 +1,10 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
-Derived are docs/algorithms.md (from the registries), docs/performance.md and the table of docs/audit.md (from the rows
-of the benchmarks), docs/files.md and the folders in the README (from the modules' docstrings), the map in docs/index.md
-(from the pages' first lines), and the figures. `--capture` runs the README's command again and records what it printed;
-no check does that, because it needs the model and its timings are never the same twice.
+Derived are docs/algorithms.md (from the registries), docs/performance.md, the table of docs/audit.md and the speeds in
+the README (from the rows of the benchmarks), docs/files.md and the folders in the README (from the modules'
+docstrings), the map in docs/index.md (from the pages' first lines), and the figures. `--capture` runs the README's
+command again and records what it printed; no check does that, because it needs the model and its timings are never the
+same twice.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from draftproof.couple import COUPLINGS
@@ -95,19 +96,23 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     docs = root / "docs"
     yield docs / "algorithms.md", algorithms()
     yield docs / "performance.md", performance.page(root)
-    yield docs / "audit.md", filled(docs / "audit.md", "engines", audit.table(root))
+    yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
     yield docs / "files.md", FILES + tree(root)
-    yield docs / "index.md", filled(docs / "index.md", "pages", contents(docs))
-    yield root / "README.md", filled(root / "README.md", "tree", tree(root, FOLDERS[:1], deep=False))
+    yield docs / "index.md", filled(docs / "index.md", {"pages": contents(docs)})
+    parts = {"speed": performance.headline(root), "tree": tree(root, FOLDERS[:1], deep=False)}
+    yield root / "README.md", filled(root / "README.md", parts)
 
 
-def filled(page: Path, name: str, body: str) -> str:
-    """The page's text with `body` between its markers `<!-- name -->` and `<!-- /name -->`."""
-    head, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
-    _, end, tail = rest.partition(f"<!-- /{name} -->\n")
-    if not begin or not end:
-        raise SystemExit(f"{page.name} has lost its markers <!-- {name} --> and <!-- /{name} -->: put them back")
-    return head + begin + body + end + tail
+def filled(page: Path, parts: Mapping[str, str]) -> str:
+    """The page's text with each part between its markers `<!-- name -->` and `<!-- /name -->`."""
+    text = page.read_text(encoding="utf-8")
+    for name, body in parts.items():
+        head, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, tail = rest.partition(f"<!-- /{name} -->\n")
+        if not begin or not end:
+            raise SystemExit(f"{page.name} has lost its markers <!-- {name} --> and <!-- /{name} -->: put them back")
+        text = head + begin + body + end + tail
+    return text
 
 
 # The table of algorithms
@@ -252,7 +257,7 @@ def capture(readme: Path) -> None:
     )
     said = f"{ran.stdout.rstrip()}\n{ran.stderr}".rstrip()
     body = f"```console\n$ {command}\n{said}\n```\n"
-    readme.write_text(filled(readme, "run", body), encoding="utf-8")
+    readme.write_text(filled(readme, {"run": body}), encoding="utf-8")
 
 
 if __name__ == "__main__":
