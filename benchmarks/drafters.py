@@ -68,6 +68,20 @@ def tokens_per_call(target: HFModel, name: str, prompts: list[str], temperature:
     return float(expected.mean()), float(expected.std() / len(expected) ** 0.5)
 
 
+def table(root: Path) -> str:
+    """What was recorded, for docs/drafters.md."""
+    rows = json.loads((root / "benchmarks/results/drafters.json").read_text(encoding="utf-8"))
+    head = "| drafter | temperature | overlap | in reach | chain of 5, `block` | tree of 20, `traversal` |\n"
+    return head + "|---|---|---|---|---|---|\n" + "".join(line(row) + "\n" for row in rows)
+
+
+def line(row: dict[str, Any]) -> str:
+    overlap = [f"{value:.3f}" for value in row["overlap"][:4]]
+    guesses = f"{overlap[0]} at every guess" if len(set(overlap)) == 1 else " ".join(overlap)
+    calls = " | ".join("{:.2f} ± {:.2f}".format(*row[shape]) for shape in SHAPES)
+    return f"| {row['drafter']} | {row['temperature']:.1f} | {guesses} | {row['reach']:.3f} | {calls} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", type=Path)
@@ -90,9 +104,7 @@ def main() -> None:
                 part = prompts[: chosen.drafted]
                 row[shape] = tokens_per_call(engine, name, part, temperature, shape, chosen.tokens)
             rows.append(row)
-            overlap = " ".join(f"{value:.3f}" for value in row["overlap"][:4])
-            calls = " | ".join("{:.2f} ± {:.2f}".format(*row[shape]) for shape in SHAPES)
-            print(f"| {name} | {temperature:g} | {overlap} | {row['reach']:.3f} | {calls} |", flush=True)
+            print(line(row), flush=True)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 

@@ -1,10 +1,10 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
-Derived are docs/algorithms.md (from the registries), docs/performance.md, the table of docs/audit.md and the speeds in
-the README (from the rows of the benchmarks), docs/files.md and the folders in the README (from the modules'
-docstrings), the map in docs/index.md (from the pages' first lines), and the figures. `--capture` runs the README's
-command again and records what it printed; no check does that, because it needs the model and its timings are never the
-same twice.
+Derived are docs/algorithms.md (from the registries), docs/performance.md, tables of docs/audit.md and docs/drafters.md
+and the speeds in the README (from the rows of the benchmarks), docs/files.md and the folders in the README (from the
+modules' docstrings), the map in docs/index.md (from the pages' first lines), and the figures. `--capture` runs the
+README's command again and records what it printed; no check does that, because it needs the model and its timings are
+never the same twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from benchmarks import drafters
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
@@ -96,6 +97,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     docs = root / "docs"
     yield docs / "algorithms.md", algorithms()
     yield docs / "performance.md", performance.page(root)
+    yield docs / "drafters.md", filled(docs / "drafters.md", {"measured": drafters.table(root)})
     yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
     yield docs / "files.md", FILES + tree(root)
     yield docs / "index.md", filled(docs / "index.md", {"pages": contents(docs)})
