@@ -134,11 +134,28 @@ def test_a_plain_step_leaves_no_hole_in_what_the_drafter_has_read():
 def test_a_step_that_was_for_nobody_teaches_nothing():
     """The text ends with a step that is still in flight when the drafter is to be asked again."""
     target = tiny.model()
-    (made,) = requests(target, [[70] * 5], dp.Sampling(), length=4)
+    (made,) = requests(target, [[70] * 5], dp.Sampling())
+    made.until = lambda tokens: len(tokens) == 4  # an end that is not in sight
     batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 1, 60, pace=Script([0] * 4 + [3]))
     batch.add([made])
     finish(batch)
     assert made.trace.shapes == {"chain:0": 4}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_step_is_in_vain_where_the_end_is_in_sight(rows, monkeypatch):
+    """Steps of plain texts are as many as their tokens; with guesses none follows the step that ends the last text."""
+    target = tiny.model()
+    for draft, length in ((None, 0), (tiny.model("llama", 1), 3)):
+        batch = FusedBatch(target, draft, "block", 3, rows, 60)
+        begun = []
+        monkeypatch.setattr(batch.chains, "run", lambda k, run=batch.chains.run, begun=begun: begun.append(k) or run(k))
+        made = requests(target, [[65, 66 + r] for r in range(rows)], dp.Sampling(end_tokens=()), 12)
+        for request in made:
+            batch.add([request])
+        finish(batch)
+        assert begun == [length] * max(len(request.trace.steps) for request in made)
+        assert draft is not None or len(begun) == 12
 
 
 def test_rows_come_and_go():
@@ -385,8 +402,8 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
         batch.add([request])
     clock[0] += 1000  # before anything begins
     finish(batch)
-    # the first step is read after the second, which here does not run beside it; the last is never taken in
-    assert made[0].trace.seconds == {"prompt": 110, "draft": 0, "target": 40, "verify": 0, "overhead": 3}
+    # the first step is read after the second, which here does not run beside it; the last right after the one before
+    assert made[0].trace.seconds == {"prompt": 110, "draft": 0, "target": 40, "verify": 0, "overhead": 2}
 
 
 def test_what_fits():

@@ -106,6 +106,8 @@ class FusedBatch:
         joins = bool(self._new)
         if joins:
             self._join()
+        if not self._goes_on():
+            self._catch_up()
         if any(self.requests):
             self._waiting.append(self._launch(joins))
         said, self._said = self._said, []
@@ -113,6 +115,16 @@ class FusedBatch:
         if len(self._waiting) > 1 or (self._waiting and not any(self.requests)):
             said += self._read(self._waiting.pop(0))
         return said
+
+    def _goes_on(self) -> bool:
+        """Whether some text is sure to need another step. Else what is in flight is read first: the device waits for
+        the host, but not as long as a step in vain would take."""
+        for request in self.requests:
+            if request is not None:
+                coming = sum(reading.length + 1 for reading in self._waiting if request in reading.requests)
+                if request.depth >= coming:
+                    return True
+        return False
 
     @torch.no_grad()
     def _join(self) -> None:
