@@ -134,12 +134,12 @@ class FusedBatch:
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
         self.chains.read((rows[0], text) for text, rows in texts.items())
-        for text, (source, *others) in texts.items():
-            if others:
-                targets = self._send(others)
-                self.state.text[targets] = self.state.text[source].clone()
-                for session in self.chains.sessions:
-                    session.copy(source, targets, len(text) - 1)  # a step reads the last token
+        same = [(rows[0], other) for rows in texts.values() for other in rows[1:]]
+        if same:
+            sources, targets = self._send(same).unbind(1)
+            self.state.text[targets] = self.state.text[sources]
+            for session in self.chains.sessions:
+                session.copy(sources, targets, max(map(len, texts)) - 1)  # a step reads the last token
         index = self._send(list(requests))
         facts = self._send([(len(one.prompt) - 1, 0, 1, *one.member) for one in requests.values()])
         for kept, new in zip(self.state[1:], facts.unbind(1), strict=True):

@@ -71,9 +71,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
-        self.addresses: tuple[Any, torch.Tensor] | None = (
-            None  # of cuda.network: the same on the host and on the device
-        )
+        self.addresses: tuple[Any, torch.Tensor] | None = None  # of cuda.network, on the host and on the device
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def place(self, slots: np.ndarray, device: torch.device, first: int = 0) -> None:
@@ -124,10 +122,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         for buffer in self.buffers:
             buffer[row, :, target] = buffer[row, :, source]
 
-    def copy(self, source: int, target: int | torch.Tensor, length: int) -> None:
-        """Make the first slots of one row, or of several, the same as those of another."""
+    def copy(self, source: int | torch.Tensor, target: int | torch.Tensor, length: int) -> None:
+        """Make the first slots of one row, or of several, the same as those of another, or of as many others."""
         for buffer in self.buffers:
-            buffer[target, :, :length] = buffer[source, :, :length].clone()
+            buffer[target, :, :length] = buffer[source, :, :length]
 
     @property
     def buffers(self) -> list[torch.Tensor]:

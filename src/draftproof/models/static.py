@@ -45,9 +45,9 @@ class StaticSession:
             masks = {kind: additive(texts.among(), network.dtype) for kind, texts in masks.items()}
         self._call(network, ids[None], positions[None], masks, 1)
 
-    def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
-        """Make the first `length` tokens of some rows the same as another's."""
-        self.cache.copy(source, targets, length + 1)
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Make the first `length` tokens of some rows [n] the same as those of others [n]."""
+        self.cache.copy(sources, targets, length + 1)
 
     def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """As a drafter: logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""

@@ -46,9 +46,9 @@ class StaticHead:
         mask = texts if cuda.fits(self.model.network.blocks, 1) else texts.among()[:, None]
         self._entries(features[None], ids[None], entries, mask, True)
 
-    def copy(self, source: int, targets: torch.Tensor, length: int) -> None:
-        """Make the entries of the first `length` tokens of some rows the same as another's."""
-        self.cache.copy(source, targets, length + 1)
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Make the entries of the first `length` tokens of some rows [n] the same as those of others [n]."""
+        self.cache.copy(sources, targets, length + 1)
 
     @torch.no_grad()
     def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
