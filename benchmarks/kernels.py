@@ -221,7 +221,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells = []
             for b in batches:
                 found = [r for r in mine if (r["mode"], r["name"], r["rule"], r["B"]) == (mode, name, rule, b)]
-                cells += [f"{r['us']:.1f} / {r['us_in_10']:.1f} ({r['us_in_10'] / floors[b]:.2f}x)" for r in found[-1:]]
+                cells += [f"{r['us']:.1f} / {r['us_in_10']:.1f} ({r['us_in_10'] / r['floor_us']:.2f}x)" for r in found[-1:]]
                 cells += ["-"] * (not found)
             lines.append(f"| {name}, {mode} | {rule} | " + " | ".join(cells) + " |")
         lines.append("")
