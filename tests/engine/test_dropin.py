@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import draftproof as dp
-from draftproof.engine import dropin
+from draftproof.engine import opened as opened_models
 from draftproof.models import drafter
 from tests import gof, tiny
 
@@ -124,7 +124,7 @@ def test_a_streamer_shows_one_text():
 
 def test_a_drafter_is_opened_once_and_keeps_what_it_learned(monkeypatch):
     opened = []
-    monkeypatch.setattr(dropin, "drafter", lambda name, target: opened.append(name) or drafter("cache", target))
+    monkeypatch.setattr(opened_models, "drafter", lambda name, target: opened.append(name) or drafter("cache", target))
     model, method = tiny.network("llama"), dp.custom_generate(draft="cache")
     for _ in range(3):
         model.generate(**ids("abc"), do_sample=False, max_new_tokens=6, custom_generate=method)
@@ -145,3 +145,31 @@ def test_a_model_in_training_is_so_afterwards():
 def test_what_is_no_drafter_is_named():
     with pytest.raises(dp.DraftproofError, match="draft must be a name or a model, not int"):
         tiny.network("llama").generate(**ids("abc"), max_new_tokens=5, custom_generate=dp.custom_generate(draft=3))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("change", ["a weight", "its data", "all of it"])
+def test_a_model_that_has_changed_is_read_anew(family, change):
+    model, other = (copy.deepcopy(tiny.network(family, seed)) for seed in (0, 1))
+    method, settings = dp.custom_generate(draft="ngram"), {**ids("abcabc"), "do_sample": False, "max_new_tokens": 12}
+    before = model.generate(**settings, custom_generate=method)
+    with torch.no_grad():
+        if change == "a weight":
+            model.get_output_embeddings().weight.mul_(-1)
+        elif change == "its data":
+            for weight in model.parameters():
+                weight.data += 0.1 * torch.sin(torch.arange(weight.numel()).float()).view_as(weight)
+        else:
+            model.load_state_dict(other.state_dict())
+    ours = model.generate(**settings, custom_generate=method)
+    assert torch.equal(ours, model.generate(**settings))
+    assert not torch.equal(ours, before)
+
+
+def test_lean_or_not_the_text_is_the_same_and_the_model_still_works():
+    model = copy.deepcopy(tiny.network("llama"))
+    settings = {**ids("abcabc"), "do_sample": False, "max_new_tokens": 12}
+    before = model.generate(**settings)
+    for lean in (False, True, False):
+        assert torch.equal(model.generate(**settings, custom_generate=dp.custom_generate(lean=lean)), before)
+    assert torch.equal(model.generate(**settings), before)

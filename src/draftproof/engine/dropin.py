@@ -17,15 +17,14 @@ import torch
 from transformers import GenerationConfig
 
 from draftproof.draft import Tree
-from draftproof.engine.asked import check_model
 from draftproof.engine.auto import Auto, assumed, hope
 from draftproof.engine.generate import choose_draw, choose_rule, choose_shape, open_batch
 from draftproof.engine.laws import Member
+from draftproof.engine.opened import Opened
 from draftproof.engine.processors import View, of_row, samplings_of
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.errors import DraftproofError
-from draftproof.models import check_vocabularies, drafter
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
 
@@ -71,12 +70,15 @@ def custom_generate(
     verify: str = "block",
     tree: Tree | None = None,
     draft_temperature: float | None = None,
+    lean: bool = True,
 ) -> Callable[..., Any]:
     """A generation method for `model.generate(..., custom_generate=...)`.
 
     draft               a name of `draftproof list`, a model of transformers, or None
     verify, tree        as in `draftproof.generate`
     draft_temperature   divides the guesses' scores once more; the text's law is not changed by it
+    lean                runs models of the Llama family by faster layers, as `draftproof.load` does; on a CPU in float32
+                        that takes room for the weights once more
     """
     rule = choose_rule(verify, None)
     # the seed is torch's, so a text must be repeatable
@@ -85,7 +87,7 @@ def custom_generate(
         rule, shape.example if isinstance(shape, Auto) else shape, None
     )  # refuses a tree that does not suit, now and not in the middle of generate()
 
-    opened: list[tuple[Any, HFModel, list[Model]]] = []  # for the last model: drafters are not loaded for every text
+    opened = Opened(draft, lean)
 
     def method(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **rest: Any
@@ -98,10 +100,9 @@ def custom_generate(
         prompts = _unpadded(input_ids, rest.get("attention_mask"))
         length = generation_config.max_length - input_ids.shape[1]
         seed = int(torch.randint(2**62, (1,)))  # follows torch.manual_seed, as transformers' own sampling does
+        calm = not model.training  # else its weights are left as they are
         with _at_rest(model):
-            if not opened or opened[0][1].network is not model or opened[0][0] != model.device:
-                opened[:] = [(model.device, *_open(model, draft))]
-            _, target, drafts = opened[0]
+            target, drafts = opened.get(model, lean=calm)
             requests = []
             for r, prompt in enumerate(prompts):
                 view = View(tuple(input_ids[r].tolist()), len(prompt))
@@ -132,12 +133,6 @@ def _at_rest(model: Any) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _open(model: Any, draft: Any) -> tuple[HFModel, list[Model]]:
-    target = HFModel(model)
-    guesser = _drafter(draft, target)
-    return target, [] if guesser is None else [guesser]
 
 
 def _write(batch: Any, first: Request, streamer: Any) -> None:
@@ -175,17 +170,6 @@ def _refuse(config: Any, processors: Any, rest: dict[str, Any], call: Mapping[st
     for name, value in rest.items():
         if value is not None and not (name in MADE and given.get(name) is None) and name not in READ:
             raise DraftproofError(f"{name} is not possible with custom_generate: pass the whole text as input_ids")
-
-
-def _drafter(draft: Any, target: HFModel) -> Model | None:
-    if draft is None:
-        return None
-    if isinstance(draft, str):
-        return drafter(draft, target)
-    model: Model = HFModel(draft) if isinstance(draft, torch.nn.Module) else draft
-    check_model(model, "draft")
-    check_vocabularies(target, model)
-    return model
 
 
 def _unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[int, ...]]:
