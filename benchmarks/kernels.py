@@ -221,7 +221,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells = []
             for b in batches:
                 found = [r for r in mine if (r["mode"], r["name"], r["rule"], r["B"]) == (mode, name, rule, b)]
-                cells += [f"{r['us']:.1f} / {r['us_in_10']:.1f} ({r['us_in_10'] / r['floor_us']:.2f}x)" for r in found[-1:]]
+                for r in found[-1:]:
+                    times = r["us_in_10"] / r["floor_us"]
+                    cells.append(f"{r['us']:.1f} / {r['us_in_10']:.1f} ({times:.2f}x)")
                 cells += ["-"] * (not found)
             lines.append(f"| {name}, {mode} | {rule} | " + " | ".join(cells) + " |")
         lines.append("")
