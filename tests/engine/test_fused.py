@@ -406,6 +406,30 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
     assert made[0].trace.seconds == {"prompt": 110, "draft": 0, "target": 40, "verify": 0, "overhead": 2}
 
 
+def test_a_text_is_written_where_the_last_one_was(monkeypatch):
+    """So nothing is recorded anew; but only where nobody writes, there is room, and the kind of batch is the same."""
+    monkeypatch.setattr(fused, "fits", lambda *asked: True)
+    monkeypatch.setattr(fused, "ROOM", 16)
+    target, draft = tiny.model(), tiny.model("llama", 1)
+    settings = {"draft": draft, "tree": dp.Tree.chain(3), "seed": 5, "chat": False}
+
+    def write(prompt, **changed):
+        text = dp.generate(target, prompt, **{**settings, "max_new_tokens": 20, **changed})
+        return text.tokens, target.batch
+
+    alone, first = write([65, 66])
+    write([70] * 5, sampling=dp.Sampling(temperature=0.7, top_k=9))
+    assert write([65, 66]) == (alone, first)
+    stream = dp.stream(target, [65, 66], max_new_tokens=20, **settings)
+    next(iter(stream))
+    assert write([65, 66])[0] == alone  # elsewhere, as the stream is not at its end
+    assert target.batch is not first
+    for changed in ({"verify": "token"}, {"draft": None}, {"max_new_tokens": 50}, {"seed": None, "tree": None}):
+        _, before = write([65, 66])
+        assert write([65, 66], **changed)[1] is not before
+    assert write([65, 66])[0] == alone
+
+
 def test_what_fits():
     """On a GPU, plain sampling and chains; a coupling draws with noise of its own, with and without a drafter."""
     target, draft = tiny.model(), tiny.model("llama", 1)

@@ -114,7 +114,7 @@ def custom_generate(
                 requests[r].until = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
             samplings = requests[0].sampling, requests[0].draft_sampling
             capacity = _capacity(target, prompts, length, shape.size)
-            batch = open_batch(target, drafts, rule, shape, samplings, count, capacity, paced=paced)
+            batch = open_batch(target, drafts, rule, shape, samplings, count, capacity, paced=paced, again=True)
             for _, same in itertools.groupby(requests, key=lambda request: (request.prompt, request.sampling)):
                 batch.add(list(same))  # samples of one prompt share what they have in common
             _write(batch, requests[0], streamer)

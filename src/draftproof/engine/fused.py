@@ -26,6 +26,8 @@ from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
 from draftproof.sampling import Context, Sampling
 
+ROOM = 256  # tokens: capacities are multiples of it, so that a text finds the room of another that was a little shorter
+
 
 def fits(
     target: Model, drafts: Sequence[Model], rule: str, shape: object, samplings: tuple[Sampling, Sampling]
@@ -48,8 +50,27 @@ def _is_head(draft: Model, target: Model) -> bool:
     return isinstance(draft, HeadModel) and draft.target is target
 
 
+def reopen(
+    target: Any, draft: Any, rule: str, length: int, rows: int, capacity: int, compiled: bool, pace: Pace | None
+) -> FusedBatch:
+    """A FusedBatch for these; the last one of this target, if it is of this kind and nobody writes in it.
+
+    What was recorded for one text serves the next then, and need not be recorded anew.
+    """
+    kind = (draft, rule, length, rows, compiled, pace is None)
+    last: FusedBatch | None = target.batch
+    if last is None or last.kind != kind or last.capacity < capacity or not last.is_finished:
+        target.batch = last = None  # gives its memory back first
+        last = FusedBatch(target, draft, rule, length, rows, -(-capacity // ROOM) * ROOM, compiled, pace)
+        last.kind, target.batch = kind, last
+    last.pace = pace if last.length else None
+    return last
+
+
 class FusedBatch:
     """Requests in the rows of Chains; the interface of Batch."""
+
+    kind: tuple[Any, ...] = ()  # what `reopen` knows it by
 
     def __init__(
         self,
@@ -65,6 +86,7 @@ class FusedBatch:
         """`length`: guesses of a step; with a `pace`, which chooses them step by step, at most so many."""
         self.length = length if draft is not None else 0
         self.pace = pace if self.length else None
+        self.capacity = capacity
         capacity += 2 * (self.length + 1)  # a text that has ended is noticed while one more step is in flight
         self.chains = Chains(target, draft, rule, length, size, capacity, compiled)
         self.state, self.device = self.chains.state, self.chains.device

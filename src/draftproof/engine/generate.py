@@ -132,7 +132,7 @@ def prepare(
     sampling        what law the text follows; `draft_sampling` shapes the guesses only and never changes that law
     seed            same seed, settings and machine: same text, and shapes are tuned by what the text itself shows. If
                     none is given, one is drawn, and shapes are tuned by the clock too: faster, but not to be repeated
-    compile         on a GPU, compile both models first: a minute or two, then about twice the speed
+    compile         on a GPU, compile both models first, for those outside the Llama family, which have kernels of their own
     """
     stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
     target, drafts, rule = resolve(target, draft, verify, lossy)
@@ -146,7 +146,9 @@ def prepare(
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + shape.size
     samplings = (sampling, draft_sampling or sampling)
-    batch = open_batch(target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile, paced=paced)
+    batch = open_batch(
+        target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile, paced=paced, again=True
+    )
     guessers = " + ".join(one.name for one in drafts) or "none"
     notice = rule.notice if isinstance(rule, Lossy) else ""
     requests = [
@@ -194,14 +196,19 @@ def open_batch(
     draw: str | None = None,
     compile: bool = False,
     paced: bool = False,
+    again: bool = False,
 ) -> Batch | FusedBatch:
-    """Rows for requests that are sampled like this (target, draft): fused where that is possible, else general."""
+    """Rows for requests that are sampled like this (target, draft): fused where that is possible, else general.
+
+    again     for texts that come at once and are written to their end: where those before them were, if that is free
+    """
     way = choose_draw(rule, shape.example if isinstance(shape, Auto) else shape, draw)
     fixed = fixed_shape(shape, paced)
     if fused.fits(target, drafts, rule.name, fixed, samplings):
         pace = Pace(hope(drafts)) if isinstance(shape, Auto) else None
         draft, length = drafts[0] if drafts else None, fixed.size - 1
-        return FusedBatch(target, draft, rule.name, length, rows, capacity, compile, pace)
+        make = fused.reopen if again else FusedBatch
+        return make(target, draft, rule.name, length, rows, capacity, compile, pace)
     return Batch(target, drafts, rule, shape, way, rows, capacity)
 
 

@@ -36,6 +36,7 @@ class HFModel:
         self.layers = int(config.num_hidden_layers)
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its states, by name: each is made once
+        self.batch: Any = None  # the fused batch that it wrote in last
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
