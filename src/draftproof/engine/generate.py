@@ -132,7 +132,7 @@ def prepare(
     sampling        what law the text follows; `draft_sampling` shapes the guesses only and never changes that law
     seed            same seed, settings and machine: same text, and shapes are tuned by what the text itself shows. If
                     none is given, one is drawn, and shapes are tuned by the clock too: faster, but not to be repeated
-    compile         on a GPU, compile both models first, for those outside the Llama family, which have kernels of their own
+    compile         on a GPU, compile both models first; those of the Llama family are faster without it
     """
     stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
     target, drafts, rule = resolve(target, draft, verify, lossy)
