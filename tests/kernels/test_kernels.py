@@ -122,6 +122,7 @@ def test_a_flat_row_is_cut_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many candidates that their list overflows: rows are then searched group by group, more slowly."""
     monkeypatch.setattr(importlib.import_module("draftproof.kernels.launch"), "ROOM", 100)
     check([Sampling(top_p=0.6), Sampling(top_k=90, top_p=0.7)], RULES, (3, 2, 700), spread=0.05, seed=4)
+    check([Sampling(top_k=200), Sampling(top_k=9)], RULES, (4, 3, 700), spread=0.05, seed=4)  # lists alone, or not even
 
 
 @pytest.mark.parametrize("control", [Sampling(top_k=4), Sampling(top_p=0.5), Sampling(top_k=6, top_p=0.45)], ids=str)

@@ -15,9 +15,9 @@ from draftproof.kernels.excess import listed, place, rest, row_of
 @triton.jit(do_not_specialize=["N", "E"])
 def emit(
     rows, law, draft, draft_law, lists, state, out, N, E,
-    CHUNK: tl.constexpr, NP: tl.constexpr, EP: tl.constexpr, EARLY: tl.constexpr,
+    CHUNK: tl.constexpr, NP: tl.constexpr, EP: tl.constexpr, SHORT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The outcome of one sequence."""
+    """The outcome of one sequence. SHORT: every row has a list, so short that nobody has summed its excess before."""
     b = tl.program_id(0).to(tl.int64)
     u = uniform(state, b, state.lane, plain(state.index))
     v = u
@@ -30,8 +30,8 @@ def emit(
     flags = tl.load(state.facts + 8 * b + 4)
     token = stop * 0
     if low <= high:
-        stop, total, sums = settle(lists, state, b, v, stop, low, N, E, EP)
-        token = pick(rows, law, draft, draft_law, lists, state, b, stop, u, total, sums, N, CHUNK)
+        stop, total, sums = settle(rows, law, draft, draft_law, lists, state, b, v, stop, low, N, E, CHUNK, EP, SHORT)
+        token = pick(rows, law, draft, draft_law, lists, state, b, stop, u, total, sums, N, CHUNK, SHORT)
     elif law.first is not None:
         token = tl.load(law.first + b * law.stride + stop)  # of a greedy row
     sound = (flags & 1) == 0
@@ -52,7 +52,10 @@ def emit(
 
 
 @triton.jit
-def settle(lists, state, b, v, stop, low, N, E, EP: tl.constexpr):
+def settle(
+    rows, law, draft, draft_law, lists, state, b, v, stop, low, N, E,
+    CHUNK: tl.constexpr, EP: tl.constexpr, SHORT: tl.constexpr,
+):  # fmt: skip
     """The node at which the draft stops, the sum of its excess, and those of its chunks; a list has but one.
 
     While the node is open (stop < 0), block verification's scan goes on from the back: node n is taken with
@@ -68,9 +71,12 @@ def settle(lists, state, b, v, stop, low, N, E, EP: tl.constexpr):
         n = tl.where(stop < 0, length - 1, stop)
     looking = n >= 0
     while looking:
-        there = c < tl.where(listed(lists, b * N + n) < 0, E, 1)
-        sums = tl.load(state.sums + (b * N + n) * E + c, mask=there, other=0.0).to(tl.float64)
-        total = tl.sum(sums, 0)
+        if SHORT:
+            total = sum_of(rows, law, draft, draft_law, lists, state, b, n, N, CHUNK)
+        else:
+            there = c < tl.where(listed(lists, b * N + n) < 0, E, 1)
+            sums = tl.load(state.sums + (b * N + n) * E + c, mask=there, other=0.0).to(tl.float64)
+            total = tl.sum(sums, 0)
         looking = stop < 0
         if looking:
             beyond *= 1.0 - total / (total + 1.0 - tl.load(state.weight + b * N + n))
@@ -81,7 +87,20 @@ def settle(lists, state, b, v, stop, low, N, E, EP: tl.constexpr):
 
 
 @triton.jit
-def pick(rows, law, draft, draft_law, lists, state, b, n, u, total, sums, N, CHUNK: tl.constexpr):
+def sum_of(rows, law, draft, draft_law, lists, state, b, n, N, CHUNK: tl.constexpr):
+    """The excess of row n, by its list; of a row so flat that its list has no room, by the whole vocabulary."""
+    row = row_of(rows, law, draft, draft_law, state, b, n, N, n < 0)
+    many = listed(lists, b * N + n)
+    end = tl.where(many < 0, rows.size, many)
+    total = tl.zeros((), tl.float64)
+    for o in range(0, end, CHUNK):
+        ids = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), end)
+        total += tl.sum(rest(rows, law, draft, draft_law, b, n, row, ids, False), 0).to(tl.float64)
+    return total
+
+
+@triton.jit
+def pick(rows, law, draft, draft_law, lists, state, b, n, u, total, sums, N, CHUNK: tl.constexpr, SHORT: tl.constexpr):
     """The token of row n at which the cumulated excess first exceeds u times its total."""
     bare = total <= 0  # probability zero but for rounding: p stands in, as in law.residual
     threshold = u * tl.where(bare, 1.0, total)
@@ -90,7 +109,7 @@ def pick(rows, law, draft, draft_law, lists, state, b, n, u, total, sums, N, CHU
     o = n * 0
     end = tl.where(many < 0, rows.size, many)
     running = u * 0
-    if (many < 0) & (bare == 0):  # else there are no sums that would help
+    if (many < 0) & (bare == 0) & (SHORT == 0):  # else there are no sums that would help
         c = tl.arange(0, sums.shape[0])
         chunk = tl.sum((tl.cumsum(sums, 0) <= threshold).to(tl.int32), 0)
         chunk = tl.minimum(chunk, tl.max(tl.where(sums > 0, c, 0), 0))

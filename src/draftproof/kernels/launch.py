@@ -162,14 +162,14 @@ def run(
         if out is not None:
             kept = state.sums.shape[1]
             short = not (controls.whole or controls.truncates > 1)  # every row has a list
-            parts, ranks = (1, nodes) if short else (plan.parts, plan.ranks)
-            excess[(batch * parts * ranks,)](
-                *laws, lists, state, batch, nodes, parts, ranks, kept, TILE=TILE, CHUNK=CHUNK, EARLY=early,
-                num_warps=1 if short and batch * nodes > 8 * PROCESSORS else 4, launch_pdl=early,
-            )  # fmt: skip
+            if not short:
+                excess[(batch * plan.parts * plan.ranks,)](
+                    *laws, lists, state, batch, nodes, plan.parts, plan.ranks, kept, TILE=TILE, CHUNK=CHUNK,
+                    EARLY=early, num_warps=4, launch_pdl=early,
+                )  # fmt: skip
             emit[(batch,)](
-                *laws, lists, state, out, nodes, kept, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept), EARLY=early,
-                num_warps=4, launch_pdl=early,
+                *laws, lists, state, out, nodes, kept, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept), SHORT=short,
+                EARLY=early, num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out, summary
 
