@@ -27,6 +27,7 @@ PLAIN = Tree.chain(0)
 MARGIN = 0.02  # guessing must gain that much, or it is not worth the risk
 FIRST = 4  # guesses to begin with, if there is hope
 PATIENCE = 8  # steps that hope counts for
+SLACK = 0.96  # of the best length's gain, for which a longer one is taken where much is hoped for
 LOSS = 1.5  # plain steps' time that hope may cost, before a drafter that was hoped for is given up
 PROBE = 2  # steps with guesses that decide whether it pays
 PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
@@ -212,13 +213,14 @@ class Auto:
     def _best(self, width: int, least: int = 0) -> Choice:
         """The best length of so many paths, at most twice what was tried before, or one more where much is hoped for.
 
-        Levels that are often left empty cost only as often as they are not.
+        Levels that are often left empty cost only as often as they are not. Where much is hoped for, the longest of the
+        lengths that are about as good: a block of guesses passes sooner the longer it is, which short ones do not show.
         """
         seen, cost, rows = self.seen[width], self.costs, self.rows
         guessed, reached, deep = seen.guessed, seen.reached, seen.deep
         plain = cost.call(rows)
         tokens, seconds, before, asked = 1.0, plain, plain, 1.0
-        best = Choice(PLAIN, 0.0 if least else 1.0)
+        choices = [Choice(PLAIN, 0.0 if least else 1.0)]
         further = seen.longest + 1 if self._hopeful else max(2 * seen.longest, 1)
         for length in range(1, min(further, LONGEST, (MOST - 1) // width) + 1):
             call = cost.call(rows * (1 + width * length))
@@ -226,9 +228,10 @@ class Auto:
             seconds += guessed * deep[length - 1] * (call - before)
             seconds += asked * (cost.draft(length) - cost.draft(length - 1))
             before, asked = call, guessed * deep[length - 1]
-            gain = tokens * plain / seconds
-            if gain > best.gain:
-                best = Choice(Tree.paths(width, length), gain)
+            choices.append(Choice(Tree.paths(width, length), tokens * plain / seconds))
+        best = max(choices, key=lambda choice: choice.gain)
+        if self._hopeful and best.tree.size > 1:
+            best = next(choice for choice in reversed(choices) if choice.gain >= SLACK * best.gain)
         return best
 
     def _best_tree(self) -> Choice:
