@@ -13,6 +13,7 @@ from typing import Any
 
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
+from draftproof.engine.asked import ended
 from draftproof.errors import DraftproofError
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling
@@ -175,11 +176,6 @@ def vllm(
     ):
         for choice in answer.outputs:
             yield Transcript(prompt, tuple(choice.token_ids), stated)
-
-
-def ended(sampling: Sampling, target: Model) -> Sampling:
-    """The settings with the model's own end tokens, as engines have them."""
-    return sampling if sampling.end_tokens else dataclasses.replace(sampling, end_tokens=target.end_tokens)
 
 
 def _for_transformers(sampling: Sampling) -> dict[str, Any]:

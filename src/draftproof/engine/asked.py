@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -53,6 +54,11 @@ def check_text(max_new_tokens: Any, stop: Any, *samplings: Any) -> tuple[str, ..
     if strange:
         raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings")
     return stops
+
+
+def ended(sampling: Sampling, target: Model) -> Sampling:
+    """The settings with the model's own end tokens, unless they have some."""
+    return sampling if sampling.end_tokens else dataclasses.replace(sampling, end_tokens=target.end_tokens)
 
 
 def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:

@@ -17,13 +17,12 @@ import torch
 from transformers import GenerationConfig
 
 from draftproof.draft import Tree
-from draftproof.engine.auto import Auto, assumed, hope
-from draftproof.engine.generate import choose_draw, choose_rule, choose_shape, open_batch
+from draftproof.engine.auto import Auto
+from draftproof.engine.generate import choose_draw, choose_rule, choose_shape, new_trace, open_batch, own_pace
 from draftproof.engine.laws import Member
 from draftproof.engine.opened import Opened
 from draftproof.engine.processors import View, of_row, samplings_of
 from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
@@ -108,8 +107,8 @@ def custom_generate(
                 view = View(tuple(input_ids[r].tolist()), len(prompt))
                 own = [of_row(one, r, input_ids, generation_config) for one in logits_processor]
                 sampling, guessing = samplings_of(own, view, generation_config.do_sample, draft_temperature)
-                trace = Trace(rule.name, drafts[0].name if drafts else "none")
-                pace = Auto("chain", assumed(target, drafts), hope=hope(drafts)) if paced else None
+                trace = new_trace(rule, drafts)
+                pace = own_pace(target, drafts) if paced else None
                 requests.append(Request(target, prompt, sampling, guessing, length, (), Member(seed, r), trace, pace))
                 requests[r].until = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
             samplings = requests[0].sampling, requests[0].draft_sampling

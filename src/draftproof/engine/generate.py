@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,7 +13,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.asked import Drafts, Prompt, Settings, check_model, check_text, encode
+from draftproof.engine.asked import Drafts, Prompt, Settings, check_model, check_text, encode, ended
 from draftproof.engine.auto import Auto, assumed, hope, trees_of, tuned
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
@@ -136,9 +135,7 @@ def prepare(
     """
     stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
     target, drafts, rule = resolve(target, draft, verify, lossy)
-    sampling = sampling or Sampling()
-    if not sampling.end_tokens:
-        sampling = dataclasses.replace(sampling, end_tokens=target.end_tokens)
+    sampling = ended(sampling or Sampling(), target)
     heated = draft_sampling is None and tempers(rule, sampling)
     shape, paced = choose_shape(rule, drafts, tree, seed is not None, heated)
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
@@ -149,8 +146,6 @@ def prepare(
     batch = open_batch(
         target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile, paced=paced, again=True
     )
-    guessers = " + ".join(one.name for one in drafts) or "none"
-    notice = rule.notice if isinstance(rule, Lossy) else ""
     requests = [
         Request(
             target,
@@ -159,10 +154,8 @@ def prepare(
             max_new_tokens,
             stops,
             Member(seed, request),
-            Trace(rule.name, guessers, notice),
-            Auto("chain", assumed(target, drafts), heated, hope(drafts))
-            if paced and isinstance(batch, Batch)
-            else None,
+            new_trace(rule, drafts),
+            own_pace(target, drafts, heated) if paced and isinstance(batch, Batch) else None,
         )
         for request in range(n)
     ]
@@ -182,6 +175,17 @@ def resolve(target: str | Model, draft: Drafts, verify: str, lossy: str | None) 
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")
     return target, drafts, rule
+
+
+def new_trace(rule: Rule, drafts: Sequence[Model]) -> Trace:
+    """An empty one, for a text of this rule and these drafters."""
+    guessers = " + ".join(one.name for one in drafts) or "none"
+    return Trace(rule.name, guessers, rule.notice if isinstance(rule, Lossy) else "")
+
+
+def own_pace(target: Model, drafts: Sequence[Model], tempers: bool = False) -> Auto:
+    """For a text that decides by itself how far it is drafted."""
+    return Auto("chain", assumed(target, drafts), tempers, hope(drafts))
 
 
 def open_batch(

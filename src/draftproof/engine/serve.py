@@ -5,24 +5,30 @@ A text does not depend on its neighbours: with the same seed it is the one that 
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections import deque
 from collections.abc import Sequence
 
 from draftproof.draft import Tree
 from draftproof.engine import fused
-from draftproof.engine.asked import Drafts, Prompt, check_text, encode
-from draftproof.engine.auto import Auto, assumed, hope
+from draftproof.engine.asked import Drafts, Prompt, check_text, encode, ended
+from draftproof.engine.auto import Auto
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
-from draftproof.engine.generate import choose_draw, choose_shape, fixed_shape, open_batch, resolve, tempers
+from draftproof.engine.generate import (
+    choose_draw,
+    choose_shape,
+    fixed_shape,
+    new_trace,
+    open_batch,
+    own_pace,
+    resolve,
+    tempers,
+)
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
-from draftproof.engine.trace import Trace
 from draftproof.errors import DraftproofError
-from draftproof.lossy import Lossy
 from draftproof.models.session import Model
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling
@@ -83,14 +89,8 @@ class Engine:
                 f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit {self.length}: "
                 "shorten one, or open the Engine with a larger length"
             )
-        sampling = sampling or Sampling()
-        if not sampling.end_tokens:
-            sampling = dataclasses.replace(sampling, end_tokens=self.target.end_tokens)
-        pace = None
-        if self._paced:
-            heated = draft_sampling is None and tempers(self.rule, sampling)
-            pace = Auto("chain", assumed(self.target, self.drafts), heated, hope(self.drafts))
-        guessers = " + ".join(one.name for one in self.drafts) or "none"
+        sampling = ended(sampling or Sampling(), self.target)
+        heated = draft_sampling is None and tempers(self.rule, sampling)
         request = Request(
             self.target,
             ids,
@@ -99,8 +99,8 @@ class Engine:
             max_new_tokens,
             stops,
             Member(secrets.randbits(63) if seed is None else check_seed(seed), 0),
-            Trace(self.rule.name, guessers, self.rule.notice if isinstance(self.rule, Lossy) else ""),
-            pace,
+            new_trace(self.rule, self.drafts),
+            own_pace(self.target, self.drafts, heated) if self._paced else None,
         )
         self._waiting.append(request)
         return request

@@ -11,7 +11,7 @@ which are as ordered as the scores. Equal scores are kept or cut as the law does
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, lane_shift, next_may_begin, plain, score, shift_of, slope, wait
+from draftproof.kernels.device import LATE, is_read, lane_shift, next_may_begin, score, shift_of, slope, wait
 
 WAYS: tl.constexpr = tl.constexpr(8)  # into which a search divides what is left
 
@@ -160,9 +160,7 @@ def cut(
     row = tl.program_id(0).to(tl.int64)
     b = row // N
     n = (row % N).to(tl.int32)
-    used = n == 0
-    if n > 0:
-        used = tl.load(rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n - 1) >= 0
+    used = is_read(rows, b, n)
     k = tl.load(limits[0] + b)
     k = tl.where(k >= rows.size, 0, k)
     share = tl.load(limits[1] + b)

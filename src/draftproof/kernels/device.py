@@ -104,6 +104,15 @@ def wait(EARLY: tl.constexpr):
 
 
 @triton.jit
+def is_read(rows, b, n):
+    """Whether a draft leads to row n."""
+    used = n == 0
+    if n > 0:
+        used = tl.load(rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n - 1) >= 0
+    return used
+
+
+@triton.jit
 def score(rows, b, n, ids, inside):
     """Logits after bias, penalties and masks, in float32; minus infinity outside the row. None: all are inside."""
     if inside is None:  # a select for every token is a tenth of the arithmetic

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, lane_shift, next_may_begin, plain, score, shift_of, slope
+from draftproof.kernels.device import LATE, is_read, lane_shift, next_may_begin, score, shift_of, slope
 
 
 @triton.jit(do_not_specialize=["N", "S", "G"])
@@ -20,9 +20,7 @@ def measure(
     program = tl.program_id(0)
     b = (program // (N * S)).to(tl.int64)
     n = program // S % N
-    used = n == 0
-    if n > 0:
-        used = tl.load(rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n - 1) >= 0
+    used = is_read(rows, b, n)
     if used:
         c = program % S
         rate, _ = slope(rows, b)
