@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftproof.commands.shared import MinP, Precision, Raw, RepetitionPenalty, Temperature, TopK, TopP
 from draftproof.errors import DraftproofError
 from draftproof.options import check_writable
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from draftproof.sampling import Sampling
 
 Target = Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")]
-Precision = Annotated[str, typer.Option(help="Precision of the weights.")]
 
 
 def audit(
@@ -84,14 +84,14 @@ def collect(
     model: Annotated[str, typer.Option(help="For a server: the model's name there.")] = "",
     samples: Annotated[int, typer.Option(help="Texts for each prompt.")] = 1,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of each text.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Keep tokens at least this share as likely as the best.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Over prompt and output; 1 is off.")] = 1.0,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Annotated[int, typer.Option(help="Of the engine's noise, where it takes one.")] = 0,
     dtype: Precision = "float32",
-    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+    raw: Raw = False,
 ) -> None:
     """Sample from an engine and keep what it said, to be audited."""
     from draftproof.audit import write

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from draftproof.commands.shared import AnyTarget
 from draftproof.options import check_writable, numbers
 
 app = typer.Typer(help="Measure speed beside transformers, every peer in the same run.", no_args_is_help=True)
 
-Target = Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")]
 Draft = Annotated[str, typer.Option(help="auto, head, ngram, a model, text:MODEL, or none.")]
 Prompts = Annotated[Path | None, typer.Option(help="A .txt or .jsonl file; a few of our own by default.")]
 By = Annotated[str | None, typer.Option(help="Measure each value of this field of the prompts' file apart.")]
@@ -32,7 +32,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="Append the rows to th
 
 @app.command()
 def engine(
-    target: Target = "smollm2",
+    target: AnyTarget = "smollm2",
     draft: Draft = "ngram",
     prompts: Prompts = None,
     by: By = None,
@@ -59,7 +59,7 @@ def engine(
 
 @app.command()
 def samples(
-    target: Target = "smollm2",
+    target: AnyTarget = "smollm2",
     draft: Draft = "none",
     prompts: Prompts = None,
     by: By = None,
@@ -85,7 +85,7 @@ def samples(
 
 @app.command()
 def demo(
-    target: Target = "smollm2",
+    target: AnyTarget = "smollm2",
     draft: Draft = "auto",
     prompts: Prompts = None,
     by: By = None,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftproof.commands.shared import Raw
+
 if TYPE_CHECKING:
     from draftproof.distill.evaluate import Quality
 
@@ -37,7 +39,7 @@ def distill(
     begin: Annotated[str, typer.Option("--from", help="A drafter of the same kind to go on from.")] = "",
     text: Annotated[Path | None, typer.Option(help="Folder of text, to share it between runs.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the target; bfloat16 on a GPU, else float32.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+    raw: Raw = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Train a drafter for a target, on text that the target writes. A killed run goes on where it was."""

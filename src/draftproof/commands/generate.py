@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftproof.commands.shared import AnyTarget, MinP, Precision, Raw, RepetitionPenalty, Temperature, TopK, TopP
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
@@ -20,18 +21,18 @@ COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to write about; - reads it from standard input.")],
-    target: Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    target: AnyTarget = "smollm2",
     draft: Annotated[str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, several, none.")] = "auto",
     verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
     tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "auto",
     draft_length: Annotated[str, typer.Option(help="So many guesses in a row, as --tree chain; or auto.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Keep tokens at least this share as likely as the best.")] = 0.0,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     typical_p: Annotated[float, typer.Option(help="Keep the most typical tokens that hold this mass.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Over prompt and output; 1 is off.")] = 1.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
     draft_temperature: Annotated[float | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
@@ -42,8 +43,8 @@ def generate(
         bool, typer.Option("--reproducible", help="Text depends on target and seed alone, not on the draft.")
     ] = False,
     lossy: Annotated[str | None, typer.Option(help="Give up exactness: lenience:0.8, typical, ...")] = None,
-    dtype: Annotated[str, typer.Option(help="Precision of the weights.")] = "float32",
-    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+    dtype: Precision = "float32",
+    raw: Raw = False,
     compare: Annotated[bool, typer.Option("--compare", help="Time plain sampling and transformers beside it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
+from draftproof.commands.shared import AnyTarget, Precision, Raw
 from draftproof.errors import DraftproofError
 from draftproof.options import numbers
 
 
 def limits(
-    target: Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    target: AnyTarget = "smollm2",
     draft: Annotated[str, typer.Option(help="head, ngram or a model.")] = "ngram",
     prompts: Annotated[Path | None, typer.Option(help="A .txt file, one prompt a line, or a .jsonl file.")] = None,
     k: Annotated[str, typer.Option("--k", help="Numbers of guesses for a token, with commas.")] = "1,2,4",
@@ -23,8 +24,8 @@ def limits(
     length: Annotated[int, typer.Option(help="Length of the paths that are guessed.")] = 4,
     draft_top_k: Annotated[int, typer.Option(help="The drafter draws from so many tokens; 0 is all.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of texts and guesses.")] = 0,
-    dtype: Annotated[str, typer.Option(help="Precision of the weights.")] = "float32",
-    raw: Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")] = False,
+    dtype: Precision = "float32",
+    raw: Raw = False,
     plot: Annotated[Path | None, typer.Option(help="Draw acceptance against K: a .svg or .png file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
