@@ -25,13 +25,10 @@ from draftproof.models import drafter, load
 from draftproof.models.hf import HFModel
 from draftproof.models.packaged import folder
 from draftproof.sampling import Sampling
-from draftproof.theory.plan import as_tree, grow
 
 RESULTS = Path(__file__).parent / "results" / "drafters.json"
 TEMPERATURES = (1.0, 0.7)
-# where a first, second, ... guess of the same token is accepted: the tree of 20 guesses that gains most from that
-TREE = as_tree(grow((0.6, 0.13, 0.06, 0.03), 21, 8))
-SHAPES = {"chain": (Tree.chain(5), "block"), "tree": (TREE, "traversal")}
+SHAPES = {"chain": (Tree.chain(5), "block"), "tree": (Tree.best(20, 8), "traversal")}
 
 
 def answers(target: HFModel, prompts: list[str], length: int, seed: int) -> Text:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from array_api_compat import array_namespace
 
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, row
+
+CHANCES = (0.6, 0.13, 0.06, 0.03)  # that a first, second, ... guess of a token is the accepted one: a head's, about
 
 
 def _count(guesses: int) -> int:
@@ -65,8 +68,18 @@ class Tree(NamedTuple):
         return Tree(tuple(parent))
 
     @staticmethod
+    def best(guesses: int, depth: int) -> Tree:
+        """The guesses that gain most, at most so many and none below `depth`, where `CHANCES` are true.
+
+        >>> Tree.best(6, 3).parent
+        (-1, 0, 0, 1, 1, 2, 3)
+        """
+        return as_tree(grow(CHANCES, _count(guesses) + 1, depth))
+
+    @staticmethod
     def parse(text: str) -> Tree:
-        """A tree by name: "chain:5", "star:4", "paths:4x5" (four chains of five), "of:3x2x1" (children by depth).
+        """A tree by name: "chain:5", "star:4", "paths:4x5" (four chains of five), "of:3x2x1" (children by depth),
+        "best:20x5" (at most 20 guesses, none below depth 5, as they are likeliest to be accepted).
 
         >>> Tree.parse("paths:2x3") == Tree.paths(2, 3)
         True
@@ -76,6 +89,7 @@ class Tree(NamedTuple):
             "star": (Tree.star, 1),
             "paths": (Tree.paths, 2),
             "of": (Tree.of, None),
+            "best": (Tree.best, 2),
         }
         kind, _, sizes = text.partition(":")
         numbers = [int(size) for size in sizes.split("x") if size.isdigit() and int(size) > 0]
@@ -83,7 +97,7 @@ class Tree(NamedTuple):
             make, count = makers[kind]
             if count in (None, len(numbers)):
                 return make(*numbers)
-        raise DraftproofError(f"unknown tree {text!r}: use chain:5, star:4, paths:4x5 or of:3x2x1")
+        raise DraftproofError(f"unknown tree {text!r}: use chain:5, star:4, paths:4x5, of:3x2x1 or best:20x5")
 
     @property
     def size(self) -> int:
@@ -109,6 +123,11 @@ class Tree(NamedTuple):
         """The guesses for the token after `node`, in draw order."""
         return tuple(n for n, parent in enumerate(self.parent) if parent == node)
 
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The nodes that have children: after those there is something to guess."""
+        return tuple(sorted(set(self.parent[1:])))
+
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from below node 0 down to `node`; empty for node 0."""
         path: list[int] = []
@@ -128,6 +147,43 @@ class Tree(NamedTuple):
     @property
     def is_star(self) -> bool:
         return all(parent == 0 for parent in self.parent[1:])
+
+
+class Node(NamedTuple):
+    """A node of a planned tree: which child to take at each level on the way to it, and how likely it is accepted."""
+
+    place: tuple[int, ...]
+    value: float
+
+
+def grow(acc: Sequence[float], most: int, depth: int) -> list[Node]:
+    """Up to `most` nodes in the order in which they are worth having, none below `depth`; the first is the root.
+
+    A tree's expected tokens are the sum of its nodes' values, each the product of `acc` on the way there. A child is
+    worth less than its parent and a sibling less than its elder, so taking the best node that is within reach, again
+    and again, gives the best tree of every size.
+    """
+    if any(later > earlier for earlier, later in pairwise(acc)):
+        raise DraftproofError(f"acceptance by sibling must not increase, not {list(acc)}: give the likeliest first")
+    # value with its sign changed, depth, place, value of the parent
+    heap: list[tuple[float, int, tuple[int, ...], float]] = [(-1.0, 0, (), 1.0)]
+    nodes: list[Node] = []
+    while heap and len(nodes) < most:
+        negative, level, place, above = heapq.heappop(heap)
+        nodes.append(Node(place, -negative))
+        if level < depth:
+            heapq.heappush(heap, (negative * acc[0], level + 1, (*place, 0), -negative))
+        if place and place[-1] + 1 < len(acc):
+            rank = place[-1] + 1
+            heapq.heappush(heap, (-above * acc[rank], level, (*place[:-1], rank), above))
+    return nodes
+
+
+def as_tree(nodes: Sequence[Node]) -> Tree:
+    """The tree of these nodes, numbered level by level, siblings in order."""
+    places = sorted((node.place for node in nodes), key=lambda place: (len(place), place))
+    number = {place: n for n, place in enumerate(places)}
+    return Tree(tuple(number[place[:-1]] if place else -1 for place in places))
 
 
 class Draft(NamedTuple):

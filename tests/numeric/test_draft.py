@@ -69,3 +69,15 @@ def test_a_tree_has_no_fewer_than_no_guesses(make) -> None:
     assert make(0) == Tree((-1,))
     with pytest.raises(DraftproofError, match="not -1: give 0 or more"):
         make(-1)
+
+
+def test_best_guesses_by_name() -> None:
+    tree = Tree.parse("best:20x5")
+    assert tree == Tree.best(20, 5)
+    assert (tree.size, max(tree.depth)) == (21, 5)
+    assert tree.inner == tuple(node for node in range(tree.size) if tree.children(node))
+    assert len(tree.inner) < len(Tree.best(20, 20).inner)  # a deeper tree is narrower
+    assert Tree.best(3, 1) == Tree.star(3)
+    assert Tree.best(9, 1) == Tree.star(4)  # a fifth child is not worth a guess
+    with pytest.raises(DraftproofError, match="unknown tree 'best:20': use chain:5"):
+        Tree.parse("best:20")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftproof.draft import Tree
+from draftproof.draft import Node, Tree, as_tree, grow
 from draftproof.errors import DraftproofError
 from draftproof.law import overlap
 from draftproof.theory import bounds, plan
-from draftproof.theory.plan import Costs, Estimate, Node, Seconds
+from draftproof.theory.plan import Costs, Estimate, Seconds
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/golden.json").read_text())
 FLAT = Costs(Seconds(0.1), {1: Seconds(1.0)})  # a call takes the same for any number of tokens
@@ -153,21 +153,21 @@ def test_heap_is_the_recursion(depth):
     random = np.random.default_rng(depth)
     for _ in range(6):
         acc = tuple(np.sort(random.dirichlet(np.ones(4))[:3])[::-1].tolist())
-        nodes = plan.grow(acc, 14, depth)
+        nodes = grow(acc, 14, depth)
         for size in range(1, len(nodes) + 1):
             total = sum(node.value for node in nodes[:size])
             assert total == pytest.approx(best_by_recursion(acc, size, depth), rel=1e-12)
 
 
 def test_grown_nodes_form_a_tree_numbered_by_levels():
-    nodes = plan.grow([0.6, 0.2, 0.1], 20, 3)
-    tree = plan.as_tree(nodes)
+    nodes = grow([0.6, 0.2, 0.1], 20, 3)
+    tree = as_tree(nodes)
     assert tree.size == 20
     assert max(tree.depth) == 3
     assert list(tree.depth) == sorted(tree.depth)
     assert list(tree.parent) == sorted(tree.parent)
-    assert plan.as_tree([Node((), 1.0), Node((0,), 0.6), Node((0, 0), 0.36), Node((1,), 0.2)]).parent == (-1, 0, 0, 1)
-    assert plan.as_tree(plan.grow([0.5], 6, 9)) == Tree.chain(5)
+    assert as_tree([Node((), 1.0), Node((0,), 0.6), Node((0, 0), 0.36), Node((1,), 0.2)]).parent == (-1, 0, 0, 1)
+    assert as_tree(grow([0.5], 6, 9)) == Tree.chain(5)
 
 
 def test_one_sibling_is_a_chain_of_the_best_length():
@@ -180,8 +180,8 @@ def test_tree_is_the_best_of_all_sizes_and_depths():
     acc = [0.55, 0.2, 0.1]
     chosen = plan.best_tree(acc, RISING, most=20, depth=6)
     rates = [
-        sum(node.value for node in nodes[:size]) / RISING.step(plan.as_tree(nodes[:size])).mean
-        for nodes in (plan.grow(acc, 20, depth) for depth in range(7))
+        sum(node.value for node in nodes[:size]) / RISING.step(as_tree(nodes[:size])).mean
+        for nodes in (grow(acc, 20, depth) for depth in range(7))
         for size in range(1, len(nodes) + 1)
     ]
     assert chosen.rate == pytest.approx(max(rates))
@@ -193,7 +193,7 @@ def test_tree_is_the_best_of_all_sizes_and_depths():
 def test_error_of_a_tree_follows_its_slope():
     acc, change = [0.55, 0.2, 0.1], 1e-6
     chosen = plan.best_tree(acc, RISING, covariance=np.diag([1e-4, 4e-4, 0.0]))
-    nodes = next(n for d in range(17) if plan.as_tree(n := plan.grow(acc, chosen.tree.size, d)) == chosen.tree)
+    nodes = next(n for d in range(17) if as_tree(n := grow(acc, chosen.tree.size, d)) == chosen.tree)
 
     def tokens(rates: list[float]) -> float:
         return sum(math.prod(rates[rank] for rank in node.place) for node in nodes)
@@ -205,7 +205,7 @@ def test_error_of_a_tree_follows_its_slope():
 
 def test_siblings_out_of_order_are_refused():
     with pytest.raises(DraftproofError, match=r"must not increase, not \[0\.2, 0\.5\]"):
-        plan.grow([0.2, 0.5], 4, 2)
+        grow([0.2, 0.5], 4, 2)
 
 
 def test_acceptance_by_sibling():

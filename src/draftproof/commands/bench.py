@@ -19,7 +19,7 @@ Prompts = Annotated[Path | None, typer.Option(help="A .txt or .jsonl file; a few
 By = Annotated[str | None, typer.Option(help="Measure each value of this field of the prompts' file apart.")]
 Temperature = Annotated[list[str], typer.Option(help="One or several, as in 0.8,1.0, or given several times.")]
 Verify = Annotated[str, typer.Option(help="Names of `draftproof list`, as in token,block.")]
-Shape = Annotated[str, typer.Option("--tree", help="Shape of the guesses: chain:5, star:4, auto.")]
+Shape = Annotated[str, typer.Option("--tree", help="Shape of the guesses: chain:5, star:4, best:20x5, auto.")]
 Tokens = Annotated[int, typer.Option("--tokens", "-n", help="Length of each text.")]
 Repeat = Annotated[int, typer.Option(help="Rounds, each with other prompts.")]
 Seed = Annotated[int, typer.Option(help="Of the first round; later ones count on from it.")]

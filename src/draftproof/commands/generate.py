@@ -24,7 +24,7 @@ def generate(
     target: AnyTarget = "smollm2",
     draft: Annotated[str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, several, none.")] = "auto",
     verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, paths:4x5, auto.")] = "auto",
+    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, best:20x5, auto.")] = "auto",
     draft_length: Annotated[str, typer.Option(help="So many guesses in a row, as --tree chain; or auto.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
     temperature: Temperature = 1.0,

@@ -19,9 +19,10 @@ from draftproof.distill import loss
 from draftproof.distill.data import Text
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import see
+from draftproof.draft import grow
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
-from draftproof.theory.plan import by_sibling, grow
+from draftproof.theory.plan import by_sibling
 
 SIBLINGS, NODES, DEPTH = 4, 20, 8  # of the tree
 

@@ -6,16 +6,13 @@ error of its speed-up. Nothing here can make a text inexact: a plan decides what
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftproof.draft import Tree
-from draftproof.errors import DraftproofError
+from draftproof.draft import Node, Tree, as_tree, grow
 from draftproof.law import normalise
 from draftproof.theory import bounds
 
@@ -183,43 +180,6 @@ def best_paths(reached: Estimate, costs: Costs, width: int = 1) -> Plan:
 
 
 # Trees: guess k of a node is the accepted one with probability acc[k]
-
-
-class Node(NamedTuple):
-    """A node of a planned tree: which child to take at each level on the way to it, and how likely it is accepted."""
-
-    place: tuple[int, ...]
-    value: float
-
-
-def grow(acc: Sequence[float], most: int, depth: int) -> list[Node]:
-    """Up to `most` nodes in the order in which they are worth having, none below `depth`; the first is the root.
-
-    A tree's expected tokens are the sum of its nodes' values, each the product of `acc` on the way there. A child is
-    worth less than its parent and a sibling less than its elder, so taking the best node that is within reach, again
-    and again, gives the best tree of every size.
-    """
-    if any(later > earlier for earlier, later in pairwise(acc)):
-        raise DraftproofError(f"acceptance by sibling must not increase, not {list(acc)}: give the likeliest first")
-    # value with its sign changed, depth, place, value of the parent
-    heap: list[tuple[float, int, tuple[int, ...], float]] = [(-1.0, 0, (), 1.0)]
-    nodes: list[Node] = []
-    while heap and len(nodes) < most:
-        negative, level, place, above = heapq.heappop(heap)
-        nodes.append(Node(place, -negative))
-        if level < depth:
-            heapq.heappush(heap, (negative * acc[0], level + 1, (*place, 0), -negative))
-        if place and place[-1] + 1 < len(acc):
-            rank = place[-1] + 1
-            heapq.heappush(heap, (-above * acc[rank], level, (*place[:-1], rank), above))
-    return nodes
-
-
-def as_tree(nodes: Sequence[Node]) -> Tree:
-    """The tree of these nodes, numbered level by level, siblings in order."""
-    places = sorted((node.place for node in nodes), key=lambda place: (len(place), place))
-    number = {place: n for n, place in enumerate(places)}
-    return Tree(tuple(number[place[:-1]] if place else -1 for place in places))
 
 
 def best_tree(acc: Sequence[float], costs: Costs, *, covariance: Any = None, most: int = 64, depth: int = 16) -> Plan:
