@@ -143,7 +143,7 @@ def steps(target: HFModel, draft: HFModel | None, rows: int, length: int, text: 
     prompt = tuple(token % target.vocabulary for token in prompt)
     batch.add([Request(target, prompt, sampling, sampling, 32, (), Member(5, row), Trace()) for row in range(rows)])
     batch.step()
-    batch.state.active.zero_()
+    batch.state.limit.copy_(batch.state.base)
     return lambda: batch.chains.run(batch.length)
 
 

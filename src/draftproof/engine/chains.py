@@ -31,7 +31,7 @@ class State(NamedTuple):
     text: torch.Tensor  # [B, S] token t in slot t + 1; slot 0 stays 0
     base: torch.Tensor  # [B] position of the last committed token
     step: torch.Tensor  # [B]
-    active: torch.Tensor  # [B] 1 where a text is being written, else 0
+    limit: torch.Tensor  # [B] where base stays at the latest: a row goes on until another text is put there
     seed: torch.Tensor  # [B]
     request: torch.Tensor  # [B]
 
@@ -154,8 +154,8 @@ class Chains:
         # what follows the emitted tokens, and the text of a row that has ended, is overwritten before it is read
         places = state.base[:, None] + torch.arange(2, emitted.shape[1] + 2, device=self.device)
         state.text.scatter_(1, places, emitted.clamp_min(0))
-        state.base.add_((accepted + 1) * state.active)
-        state.step.add_(state.active)
+        state.base.copy_(torch.minimum(state.base + accepted + 1, state.limit))
+        state.step.add_(1)
         for counts in (controls.seen, controls.made):
             if counts is not None:
                 counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))

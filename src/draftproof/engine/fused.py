@@ -163,7 +163,8 @@ class FusedBatch:
             for session in self.chains.sessions:
                 session.copy(sources, targets, max(map(len, texts)) - 1)  # a step reads the last token
         index = self._send(list(requests))
-        facts = self._send([(len(one.prompt) - 1, 0, 1, *one.member) for one in requests.values()])
+        places = [(len(one.prompt) - 1, 0, len(one.prompt) + one.depth) for one in requests.values()]
+        facts = self._send([(*place, *one.member) for place, one in zip(places, requests.values(), strict=True)])
         for kept, new in zip(self.state[1:], facts.unbind(1), strict=True):
             kept[index] = new
         self._control(requests, index)
@@ -264,8 +265,8 @@ class FusedBatch:
         return {"prompt": rest * reading.joins, **seconds, "overhead": rest * (not reading.joins)}
 
     def _free(self, row: int) -> None:
+        """The device is not told: a write in between steps would make it wait for the host."""
         self.requests[row] = None
-        self.state.active[row] = 0
         self._new.pop(row, None)
 
 
