@@ -21,6 +21,7 @@ from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import rebuild
 from draftproof.models.llama import Block, Rotation, Shape, frequencies
+from draftproof.models.nodes import Nodes
 from draftproof.models.slots import SlotCache
 from tests import tiny
 
@@ -100,6 +101,95 @@ def test_a_layer_by_kernels_is_the_layer(name):
     theirs, ours = run(CASES[name])
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
+
+
+class Branches(NamedTuple):
+    """A tree, of whose nodes those from `start` on are new; the root's slot in each row."""
+
+    tree: dp.Tree
+    start: int
+    root: tuple[int, ...]
+    window: int | None = None
+    heads: int = 4
+    shared: int = 2
+
+
+TREES = {
+    "whole": Branches(dp.Tree.best(20, 5), 0, (1, 2, 40)),
+    "32 nodes, groups of four": Branches(dp.Tree.best(31, 6), 0, (33,), heads=4, shared=1),
+    "a level": Branches(dp.Tree.best(20, 5), 10, (0, 1, 63)),
+    "inner nodes of a level, split": Branches(dp.Tree.best(12, 4), 4, (250, 256, 600)),
+    "window": Branches(dp.Tree.best(12, 4), 0, (1, 3, 30), window=6),
+    "window, a level": Branches(dp.Tree.best(12, 4), 4, (1, 3, 300), window=9),
+    "a chain": Branches(dp.Tree.chain(4), 0, (1, 17)),
+}
+
+
+def tree_nodes(case: Branches) -> Nodes:
+    """All from the first new one on; where earlier ones are in the cache, those of its level that have children."""
+    tree, (level,) = case.tree, (level for level in case.tree.levels if case.start in level)
+    some = tuple(node for node in level if node >= case.start and node in tree.inner)
+    return Nodes.of(tree, some if case.start else tuple(range(tree.size)), torch.device(DEVICE))
+
+
+def test_branching_is_what_the_tree_says():
+    """Node by node: the text before the root, ancestors and itself, no padding; in windows as positions are apart."""
+    for case in TREES.values():
+        nodes, tree = tree_nodes(case), case.tree
+        seen = nodes.rule(torch.tensor(case.root, device=DEVICE), case.window).over(torch.arange(700, device=DEVICE))
+        for b, root in enumerate(case.root):
+            for t, node in enumerate(nodes.names):
+                apart = {slot: root + tree.depth[node] - slot for slot in range(1, root)}
+                apart |= {root + n: tree.depth[node] - tree.depth[n] for n in (0, *tree.path(node)) if root + n > 0}
+                expected = {slot for slot, far in apart.items() if case.window is None or far < case.window}
+                assert set(seen[b, t].nonzero()[:, 0].tolist()) == expected
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_nodes_of_a_tree_by_kernels_see_what_they_may(name):
+    case, rows = TREES[name], len(TREES[name].root)
+    torch.manual_seed(0)
+    block = Block(Shape(48, case.heads, case.shared, 16, 80)).to(DEVICE).requires_grad_(False)
+    nodes, root = tree_nodes(case), torch.tensor(case.root, device=DEVICE)
+    rule = nodes.rule(root, case.window)
+    caches = [filled(Case(case.heads, case.shared, 16, 0, case.root, capacity=700), torch.float32)]
+    caches.append(copy.deepcopy(caches[0]))
+    x = torch.randn(rows, len(nodes.names), 48, device=DEVICE)
+    rotation = Rotation.of(rule.place - 1, frequencies(16).to(DEVICE))
+    out = []
+    for cache, mask in zip(caches, (rule.over(torch.arange(701, device=DEVICE))[:, None], rule), strict=True):
+        cache.place_on_device(rule.own)
+        out.append((block(x, rotation, mask, cache.layers[0]), *cache.buffers))
+    for mine, other in zip(*out, strict=True):
+        torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_accepted_path_is_moved_in_one_launch(dtype, monkeypatch):
+    """All buffers, of different heads and widths, as by index; where nothing is to be moved, nothing is."""
+    caches = [SlotCache(2, 4, 40) for _ in range(2)]
+    torch.manual_seed(0)
+    entry = torch.zeros(1, 3, 1, 16, dtype=dtype, device=DEVICE)
+    for cache in caches:
+        for layer in cache.layers:
+            layer.lazy_initialization(entry, entry)
+        cache.make_features(2 * cuda.ENTRIES + 48, entry)
+    for buffers in zip(*(cache.buffers for cache in caches), strict=True):
+        buffers[0].normal_()
+        buffers[1].copy_(buffers[0])
+    before = [buffer.clone() for buffer in caches[0].buffers]
+    root, count = torch.tensor([1, 5, 20, 9], device=DEVICE), torch.tensor([3, 0, 2, 1], device=DEVICE)
+    path = torch.tensor([[2, 5, 9], [0, 0, 0], [1, 4, 0], [4, 0, 0]], device=DEVICE)
+    for cache, fused in zip(caches, (False, True), strict=True):
+        monkeypatch.setattr(cuda, "follows", lambda buffers, fused=fused: fused)
+        cache.follow(root, path, count)
+    for old, one, other in zip(before, *(cache.buffers for cache in caches), strict=True):
+        assert torch.equal(one, other)
+        for b, (first, kept) in enumerate(zip(root.tolist(), count.tolist(), strict=True)):
+            for i in range(kept):
+                assert torch.equal(one[b, :, first + 1 + i], old[b, :, first + path[b, i]])
+            assert torch.equal(one[b, :, first + kept + 1 :], old[b, :, first + kept + 1 :])
+            assert torch.equal(one[b, :, : first + 1], old[b, :, : first + 1])
 
 
 # the interpreter multiplies bfloat16 as if it were integers

@@ -68,9 +68,16 @@ def join(
     return last, norm, sums
 
 
+@triton.jit
+def is_above(bits, node):
+    """Whether nodes [S] are among those that bits [M] name, [M, S]; numbers below 0 are nobody's."""
+    return (node >= 0)[None, :] & (((bits[:, None] >> tl.minimum(tl.maximum(node, 0), 31)[None, :]) & 1) > 0)
+
+
 @triton.jit(do_not_specialize=["window", "scale", "T", "G", "H", "SPLITS", "room"])
 def attend(
-    joint, cos, sin, own, keys, values, out, peaks, norms, parts, arrived, window, scale, T, G, H, SPLITS, room,
+    joint, cos, sin, own, root, place, above, keys, values, out, peaks, norms, parts, arrived,
+    window, scale, T, G, H, SPLITS, room,
     D: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -79,15 +86,21 @@ def attend(
     joint [B, T, (H + 2 * shared) * D]; cos, sin [B, T, D]; own [B, T] the slots of the tokens, one after another, but
     that 0 may be repeated; keys, values [B, shared, room, D]; out [B, T, H * D]. A token sees the slots from 1 to its
     own, or 0 alone if that is its own; with a window, only those less than `window` away.
+
+    Nodes of a tree have root [B], the slot of node 0, and above [T], whose bit n says whether node n is seen; `place`
+    [B, T] are the slots that they would have in a straight text. Slots between those of this call are no ancestors.
     """
     next_may_begin(EARLY)
     wait(EARLY)
     h, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     shared = tl.num_programs(0)
     first = tl.load(own + b * T).to(tl.int32)  # from here on slots are new: they are not read, so nobody waits for them
+    straight = own  # where tokens stand in a straight text
+    if above is not None:
+        straight = place
     begin = first * 0 + 1
     if WINDOW:
-        begin = tl.maximum(begin, first - window + 1)
+        begin = tl.maximum(begin, tl.load(straight + b * T).to(tl.int32) - window + 1)
     old = tl.maximum(first - begin, 0)
     span = tl.maximum(tl.cdiv(tl.cdiv(old, SPLITS), CHUNK), 1) * CHUNK
     used = tl.maximum(tl.cdiv(old, span), 1)
@@ -95,11 +108,13 @@ def attend(
         d = tl.arange(0, D)[None, :]
         m = tl.arange(0, M)
         t, real = m // G, m < T * G
-        place = (b * T + t) * H + h * G + m % G  # of a query's head among all
         width = (H + 2 * shared) * D
         q = turned(joint, cos, sin, (b * T + t) * width + (h * G + m % G) * D, b * T + t, real, D)
         q = q.to(keys.dtype.element_ty)
-        mine = tl.load(own + b * T + t, mask=real, other=0).to(tl.int32)
+        mine = tl.load(straight + b * T + t, mask=real, other=0).to(tl.int32)
+        if above is not None:
+            node0 = tl.load(root + b).to(tl.int32)
+            bits = tl.load(above + t, mask=real, other=0)
         peak = tl.full((M,), -1e30, tl.float32)  # not minus infinity, whose differences are NaN
         norm = tl.zeros((M,), tl.float32)
         sums = tl.zeros((M, D), tl.float32)
@@ -112,6 +127,8 @@ def attend(
             k = tl.load(keys + store + slot[:, None] * D + d, mask=inside[:, None], other=0.0)
             v = tl.load(values + store + slot[:, None] * D + d, mask=inside[:, None], other=0.0)
             seen = inside[None, :]
+            if above is not None:
+                seen = seen & ((slot < node0)[None, :] | is_above(bits, slot - node0))
             if WINDOW:
                 seen = seen & (mine[:, None] - slot[None, :] < window)
             peak, norm, sums = take_in(q, k, v, seen, scale, peak, norm, sums)
@@ -124,7 +141,10 @@ def attend(
             v = tl.load(joint + (at + shared * D)[:, None] + d, mask=inside[:, None], other=0.0)
             tl.store(keys + store + slot[:, None] * D + d, k, mask=inside[:, None])
             tl.store(values + store + slot[:, None] * D + d, v, mask=inside[:, None])
-            seen = inside[None, :] & (j[None, :] <= t[:, None]) & ((slot[None, :] > 0) | (mine[:, None] == 0))
+            if above is not None:
+                seen = inside[None, :] & is_above(bits, slot - node0)
+            else:
+                seen = inside[None, :] & (j[None, :] <= t[:, None]) & ((slot[None, :] > 0) | (mine[:, None] == 0))
             if WINDOW:
                 seen = seen & (mine[:, None] - slot[None, :] < window)
             peak, norm, sums = take_in(q, k, v, seen, scale, peak, norm, sums)
@@ -135,7 +155,8 @@ def attend(
             )
         if last:
             sums = sums / tl.where(real, norm, 1.0)[:, None]
-            tl.store(out + place[:, None] * D + d, sums.to(out.dtype.element_ty), mask=real[:, None])
+            head = (b * T + t) * H + h * G + m % G  # a query's among all
+            tl.store(out + head[:, None] * D + d, sums.to(out.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit

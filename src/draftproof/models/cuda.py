@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
 from draftproof import kernels
 
-TOKENS, QUERIES = 16, 64  # of a row in a call; queries for each head of keys
+TOKENS, QUERIES = 32, 128  # of a row in a call, or nodes of a tree; queries for each head of keys
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
 WIDTH, ROWS, FEW = 2048, 64, 2  # of a small network; its tokens in all; those that are multiplied without tensor cores
+ENTRIES = 2048  # of a slot, that a program moves
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
 
 
@@ -37,6 +38,29 @@ class Causal(NamedTuple):
         own = self.own[..., None]
         seen = (slots <= own) & ((slots > 0) | (own == 0))
         return seen if self.window is None else seen & (own - slots < self.window)
+
+
+class Branching(NamedTuple):
+    """The mask of a tree's nodes by its rule: a node sees the text before the root, its ancestors and itself.
+
+    Node n of the tree is in slot root + n, in this call or from one before it; slot 0 is no part of a text.
+    """
+
+    root: torch.Tensor  # [B] int64 slot of node 0
+    own: torch.Tensor  # [B, T] int64 slots of the nodes of this call, ascending
+    place: torch.Tensor  # [B, T] int64 slots that they would have in a straight text
+    above: torch.Tensor  # [T] int32: bit n says whether node n is the node itself or one of its ancestors
+    window: int | None = None  # slots of a straight text that a node sees at most; more than the tree is deep
+
+    def over(self, slots: torch.Tensor) -> torch.Tensor:
+        """[B, T, S]: the same written out, which of these slots [S] each node sees."""
+        node = (slots - self.root[:, None])[:, None]  # [B, 1, S]
+        inside = (self.above[:, None] >> node.clamp(0, TOKENS - 1)) & 1 > 0
+        seen = (slots > 0) & ((node < 0) | ((node < TOKENS) & inside))
+        return seen if self.window is None else seen & (self.place[..., None] - slots < self.window)
+
+
+Rule: TypeAlias = Causal | Branching
 
 
 def fits(blocks: Any, tokens: int) -> bool:
@@ -64,7 +88,7 @@ def angles(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dty
     return made
 
 
-def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: int, shared: int) -> torch.Tensor:
+def attend(joint: torch.Tensor, rotation: Any, rule: Rule, store: Any, heads: int, shared: int) -> torch.Tensor:
     """Queries, keys and values side by side [B, T, ...] -> [B, T, heads * size].
 
     Queries and keys are turned, and keys and values kept in the store (a layer of a SlotCache), as Block says it.
@@ -84,10 +108,11 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Causal, store: Any, heads: 
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
     early = launch.begins_early(joint.device)
     large = queries * size > 4096 or joint.element_size() == 4  # for the registers of four warps
+    tree = (rule.root, rule.place.contiguous(), rule.above) if isinstance(rule, Branching) else (None, None, None)
     with launch.on(joint.device):
         layer.attend[(shared, splits, batch)](
-            joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own.contiguous(), keys, values, out,
-            peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
+            joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own.contiguous(), *tree,
+            keys, values, out, peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
             tokens, group, heads, splits, slots,
             D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK // 2 if large else BLOCK, CHUNK=CHUNK,
             WINDOW=rule.window is not None, EARLY=early, num_warps=8 if large else 4, launch_pdl=early,
@@ -140,6 +165,28 @@ def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Causal, stores: S
             num_warps=warps, launch_cooperative_grid=x.is_cuda,
         )  # fmt: skip
     return x
+
+
+def follows(buffers: Sequence[torch.Tensor]) -> bool:
+    """Whether entries of these buffers can be moved by `follow`."""
+    return kernels.available() and all(buffer.is_cuda and buffer.dtype == buffers[0].dtype for buffer in buffers)
+
+
+def follow(cache: Any, root: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:
+    """What SlotCache.follow says, in one launch."""
+    from draftproof.kernels import launch
+    from draftproof.kernels.follow import follow as kernel
+
+    buffers = cache.buffers
+    found = [[buffer.data_ptr(), buffer.shape[1], buffer.shape[3]] for buffer in buffers]
+    if cache.places is None or cache.places[0] != found:
+        cache.places = found, torch.tensor(found, dtype=torch.int64, device=path.device)
+    chunks = -(-max(heads * width for _, heads, width in found) // ENTRIES)
+    with launch.on(path.device):
+        kernel[(len(buffers), chunks, len(path))](
+            cache.places[1], buffers[0], root.contiguous(), path.contiguous(), count.contiguous(),
+            buffers[0].shape[2], path.shape[1], BLOCK=ENTRIES, num_warps=4,
+        )  # fmt: skip
 
 
 def _addresses(x: torch.Tensor, blocks: Any, stores: Sequence[Any]) -> torch.Tensor:

@@ -66,7 +66,7 @@ class Lean(nn.Module):
             attention_mask = self._causal(position_ids)
         x = self.embed(input_ids)
         masks = attention_mask.values() if isinstance(attention_mask, dict) else [attention_mask]
-        if any(isinstance(mask, cuda.Causal | Texts) for mask in masks):
+        if any(isinstance(mask, cuda.Rule | Texts) for mask in masks):
             rotation = Rotation(*cuda.angles(position_ids, self.frequencies, self.scale, x.dtype))
         else:
             rotation = Rotation.of(position_ids, self.frequencies, self.scale).to(x.dtype)

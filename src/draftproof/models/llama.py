@@ -18,7 +18,7 @@ from draftproof.models import cuda, texts
 from draftproof.models.texts import Texts
 
 # [B, 1, T, S] additive or boolean; its rule, where kernels are to do the call; None where every query sees all
-Mask: TypeAlias = torch.Tensor | cuda.Causal | Texts | None
+Mask: TypeAlias = torch.Tensor | cuda.Rule | Texts | None
 
 
 class Shape(NamedTuple):
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, rotation: Rotation, mask: Mask, store: Store | None = None) -> torch.Tensor:
         """x [B, T, width]."""
-        if isinstance(mask, cuda.Causal | Texts):
+        if isinstance(mask, cuda.Rule | Texts):
             return self._launch(x, rotation, mask, store)
         few = native.fits(x)
         joint = self.qkv(normed(self.norm_in, x, few))
@@ -98,7 +98,7 @@ class Block(nn.Module):
         return x + down
 
     def _launch(
-        self, x: torch.Tensor, rotation: Rotation, rule: cuda.Causal | Texts, store: Store | None
+        self, x: torch.Tensor, rotation: Rotation, rule: cuda.Rule | Texts, store: Store | None
     ) -> torch.Tensor:
         """The same in few launches, where `cuda.fits`."""
         shape = self.shape

@@ -14,6 +14,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from draftproof.models import cuda
+
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values; the cache tells it where to write."""
@@ -71,7 +73,9 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
-        self.addresses: tuple[Any, torch.Tensor] | None = None  # of cuda.network, on the host and on the device
+        # of cuda.network and of cuda.follow, on the host and on the device
+        self.addresses: tuple[Any, torch.Tensor] | None = None
+        self.places: tuple[Any, torch.Tensor] | None = None
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def place(self, slots: np.ndarray, device: torch.device, first: int = 0) -> None:
@@ -121,6 +125,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Copy slots of one row: how an accepted path of a tree becomes a straight text."""
         for buffer in self.buffers:
             buffer[row, :, target] = buffer[row, :, source]
+
+    def follow(self, root: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:
+        """The same for trees whose node 0 is in slot root [B] and node n of it in slot root + n: the first count [B]
+        nodes of each path [B, D] move to the slots after the root's."""
+        if cuda.follows(self.buffers):
+            cuda.follow(self, root, path, count)
+            return
+        deep = torch.arange(1, path.shape[1] + 1, device=path.device)
+        rows = torch.arange(len(path), device=path.device)[:, None]
+        source, target = root[:, None] + torch.where(deep <= count[:, None], path, deep), root[:, None] + deep
+        for buffer in self.buffers:
+            buffer[rows, :, target] = buffer[rows, :, source]
 
     def copy(self, source: int | torch.Tensor, target: int | torch.Tensor, length: int) -> None:
         """Make the first slots of one row, or of several, the same as those of another, or of as many others."""

@@ -1,13 +1,13 @@
 """A transformers model whose text lengths live on the device: calls of a fixed shape that a CUDA graph can replay.
 
-It serves chains. Token t of a text lives in slot t + 1 of the cache; what lies beyond a row's length is stale and
-hidden by the mask until it is overwritten, so undoing a rejected draft costs nothing at all. Slot 0 takes a token at
-position -1, which the first call of a drafter may have.
+Token t of a text lives in slot t + 1 of the cache, and node n of a tree n slots after its root's. What lies beyond a
+row's length is stale and hidden by the mask until it is overwritten, so undoing a rejected draft costs nothing at all.
+Slot 0 takes a token at position -1, which the first call of a drafter may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from draftproof.models import cuda
 from draftproof.models.hf import HFModel, additive
 from draftproof.models.lean import Lean
+from draftproof.models.nodes import Nodes
 from draftproof.models.slots import SlotCache
 from draftproof.models.texts import Texts
 
@@ -59,17 +60,30 @@ class StaticSession:
         """Logits [B, V] after `count` guesses, of which token [B] is the last."""
         return self.forward(token[:, None], base + count, keep=1)[:, 0]
 
-    @torch.no_grad()
+    def branch(self, ids: torch.Tensor, base: torch.Tensor, nodes: Nodes) -> torch.Tensor:
+        """Logits [B, T, V] after some nodes of a tree, of tokens [B, T]; node 0 stands at position base [B]."""
+        rules = {kind: nodes.rule(base + 1, window) for kind, window in self.model.windows.items()}
+        return self._look(ids, base[:, None] + nodes.depth, rules, len(nodes.names))
+
+    def follow(self, base: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:
+        """Make the first count [B] nodes of each path [B, D] the text after the token at position base [B]."""
+        self.cache.follow(base + 1, path, count)
+
     def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:
         """Logits [B, keep, V] after the last tokens of ids [B, T], the first of which stands at position base [B]."""
         positions = base[:, None] + torch.arange(ids.shape[1], device=self.device)
-        network = self.model.network
-        self.cache.place_on_device(positions + 1)
-        windows = self.model.windows
-        masks: dict[str, Any] = {kind: cuda.Causal(positions + 1, window) for kind, window in windows.items()}
+        rules = {kind: cuda.Causal(positions + 1, window) for kind, window in self.model.windows.items()}
+        return self._look(ids, positions, rules, keep)
+
+    @torch.no_grad()
+    def _look(
+        self, ids: torch.Tensor, positions: torch.Tensor, rules: Mapping[str, cuda.Rule], keep: int
+    ) -> torch.Tensor:
+        network, masks = self.model.network, dict[str, Any](rules)
+        self.cache.place_on_device(next(iter(rules.values())).own)
         if self.compiled or not (isinstance(network, Lean) and cuda.fits(network.blocks, ids.shape[1])):
             slots = torch.arange(self.capacity + 1, device=self.device)
-            masks = {kind: additive(rule.over(slots), network.dtype) for kind, rule in masks.items()}
+            masks = {kind: additive(rule.over(slots), network.dtype) for kind, rule in rules.items()}
         return self._call(self._fast, ids, positions, masks, keep)
 
     def _call(

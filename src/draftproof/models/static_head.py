@@ -11,15 +11,18 @@ import torch
 from draftproof.models import cuda
 from draftproof.models.head import HeadModel
 from draftproof.models.llama import Mask, Rotation
+from draftproof.models.nodes import Nodes
 from draftproof.models.slots import SlotCache
 from draftproof.models.static import StaticSession
 from draftproof.models.texts import Texts
 
 
 class StaticHead:
-    """B rows that draft chains of `length` tokens."""
+    """B rows that draft `length` tokens ahead; after the nodes with children of a tree, if it has more of those."""
 
-    def __init__(self, model: HeadModel, target: StaticSession, length: int, compiled: bool = False) -> None:
+    def __init__(
+        self, model: HeadModel, target: StaticSession, length: int, compiled: bool = False, inner: int = 0
+    ) -> None:
         self.model, self.target = model, target
         self.device, rows = target.device, target.cache.rows
         self.cache = SlotCache(model.network.config.layers, rows, target.capacity)
@@ -31,8 +34,9 @@ class StaticHead:
         self.slots = torch.arange(target.capacity + 1, device=self.device)
         self.recent = torch.arange(-length - 1, 0, device=self.device)  # entries that a step may have made true
         # minus infinity stays where nothing can be guessed
-        self.logits = torch.full((length, rows, model.vocabulary), -torch.inf, dtype=dtype, device=self.device)
-        self.states = torch.empty(0)  # [B, 1, width] the head's own, after the last guess
+        room = (rows, max(length, inner), model.vocabulary)
+        self.logits = torch.full(room, -torch.inf, dtype=dtype, device=self.device)
+        self.states = torch.empty(0)  # [B, T, width] the head's own, after the guesses of the last call
         self.compiled = compiled
         # dynamic=False: a call has one of two shapes, and each deserves code of its own
         self._fast = torch.compile(self._entries, dynamic=False) if compiled else self._entries
@@ -57,17 +61,30 @@ class StaticHead:
         self.cache.place_on_device(entries + 1)
         rows = torch.arange(len(base), device=self.device)[:, None]
         features = self._features()[rows, entries + 1]  # slot 0 is never written: zeros
-        made = self._fast(features, text.gather(1, entries + 2), entries, self._mask(entries), True)
+        made = self._fast(features, text.gather(1, entries + 2), entries, self._mask(cuda.Causal(entries + 1)), True)
         self.states = made[:, -1:]
-        return self._say(0)
+        return self._say(0)[:, 0]
 
     @torch.no_grad()
     def go_on(self, token: torch.Tensor, base: torch.Tensor, count: int) -> torch.Tensor:
         """Logits [B, V] after `count` guesses, of which token [B] is the last."""
         entries = base[:, None] + (count - 1)
         self.cache.place_on_device(entries + 1)
-        self.states = self._fast(self.states, token[:, None], entries, self._mask(entries), False)
-        return self._say(count)
+        mask = self._mask(cuda.Causal(entries + 1))
+        self.states = self._fast(self.states, token[:, None], entries, mask, False)
+        return self._say(count)[:, 0]
+
+    @torch.no_grad()
+    def branch(self, ids: torch.Tensor, base: torch.Tensor, nodes: Nodes) -> torch.Tensor:
+        """Logits [B, T, V] after nodes of a tree, of tokens [B, T], whose parents were those of the call before."""
+        rule = nodes.rule(base)  # the entry of node 0 is that of the token before it
+        self.cache.place_on_device(rule.own)
+        parents = self.states.index_select(1, nodes.parent)
+        self.states = self._fast(parents, ids, rule.place - 1, self._mask(rule), False)
+        return self._say(nodes.first)
+
+    def follow(self, base: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:
+        """Nothing: entries of guesses are made anew once the target has read them."""
 
     def _entries(
         self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, mask: Mask, known: bool
@@ -79,15 +96,15 @@ class StaticHead:
         rotation = Rotation(*(part[places][:, None] for part in self.angles))
         return self.model.run(states, ids, rotation, mask, self.cache, known)
 
-    def _mask(self, entries: torch.Tensor) -> Mask:
-        """What entries [B, T] see; its rule, where kernels do the call."""
-        rule = cuda.Causal(entries + 1)
-        few = not self.compiled and cuda.fits(self.model.network.blocks, entries.shape[1])
+    def _mask(self, rule: cuda.Rule) -> Mask:
+        """The rule itself, where kernels do the call; else what it says."""
+        few = not self.compiled and cuda.fits(self.model.network.blocks, rule.own.shape[1])
         return rule if few else rule.over(self.slots)[:, None]
 
-    def _say(self, count: int) -> torch.Tensor:
-        scores = self.model.scores(self.states[:, 0])
-        return self.logits[count].index_copy_(1, self.model.network.tokens, scores)
+    def _say(self, first: int) -> torch.Tensor:
+        """Logits [B, T, V] after the nodes of the last call, the first of which is so far down the list."""
+        scores = self.model.scores(self.states)
+        return self.logits[:, first : first + scores.shape[1]].index_copy_(2, self.model.network.tokens, scores)
 
     def _features(self) -> torch.Tensor:
         features = self.target.cache.features
