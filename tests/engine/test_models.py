@@ -218,13 +218,14 @@ def test_the_tiny_model_writes_from_the_package_alone(monkeypatch):
     assert models.drafter("auto", model).name == "ngram"  # the head is for another model
 
 
-def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
+def test_a_hub_id_is_announced_and_if_it_cannot_be_had_that_is_one_line(monkeypatch, capsys):
     def offline(*args, **kwargs):
         raise OSError("We couldn't connect to the Hub\nmany more lines")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", offline)
     with pytest.raises(dp.DraftproofError, match=r"'org/model' could not be loaded from the Hub \(We couldn't connect"):
         dp.load("org/model")
+    assert capsys.readouterr().err == "fetching org/model from the Hub\n"
 
 
 def test_drafters_by_name(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ def read(name: str, precision: Any) -> tuple[Any, Any]:
 
     quiet_transformers()
     folder, extra = _locate(name)
+    if not Path(folder).exists():
+        _announce(folder)
     try:
         if (Path(folder) / packaged.TOKENIZER).is_file():
             return packaged.network(Path(folder), precision), packaged.tokenizer(Path(folder))
@@ -155,6 +158,16 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
         hint = f"did you mean {near!r}? Else give" if near else "give"
         raise DraftproofError(f"unknown model {name!r}: {hint} a folder, a .gguf file or a Hub id such as org/model")
     return name, {}
+
+
+def _announce(name: str) -> None:
+    """Say that a model must come from the Hub first, which may take minutes, and let the Hub's own bars be seen."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+
+    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        print(f"fetching {name} from the Hub", file=sys.stderr)
+        enable_progress_bars()
 
 
 def _said(error: Exception) -> str:
