@@ -1,20 +1,22 @@
 """Verification from raw logits in a few launches: (stop, next, sample) fused, token for token the same.
 
-`verify`, `sample` and `pick` are the interface, and `summarise` and `workspace` make what saves them work. Triton is
-imported only when a kernel is to run.
+`verify`, `sample` and `pick` are the interface for chains and stars, `guess` and `traverse` that for trees, and
+`summarise` and `workspace` make what saves them work. Triton is imported only when a kernel is to run.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.kernels import reference
-from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Siblings, Summary, pack
+from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Siblings, Summary, Walked, pack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from draftproof.kernels.launch import Workspace
 
 __all__ = [
-    "Controls", "Emitted", "Fault", "Names", "Picked", "Rule", "Summary",
-    "pack", "pick", "sample", "summarise", "verify", "workspace",
+    "Controls", "Emitted", "Fault", "Names", "Picked", "Rule", "Summary", "Walked",
+    "guess", "pack", "pick", "sample", "summarise", "traverse", "verify", "workspace",
 ]  # fmt: skip
 
 BACKENDS = ("auto", "triton", "torch")
@@ -138,10 +140,7 @@ def pick(
     The plan between the two passes is made on the host, for which this waits.
     """
     theirs = controls if draft_controls is None else draft_controls
-    if controls.penalties is not None or theirs.penalties is not None:
-        raise DraftproofError(
-            "penalties depend on the path to a node: use draftproof.sampling.law and draftproof.verify"
-        )
+    _no_penalties(controls, theirs)
     guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
         return reference.pick(guesses, names)
@@ -150,6 +149,76 @@ def pick(
     laws = summarise(target, controls) if laws is None else laws
     drafted = summarise(draft, theirs) if drafted is None else drafted
     return binned.pick(guesses, names, laws, drafted)
+
+
+def guess(
+    logits: Tensor,  # [B, W, V] the drafter's raw logits after nodes of one level
+    parents: Sequence[int],  # those nodes: all of the level that have children, ascending
+    tree: Tree,
+    tokens: Tensor,  # [B, N] int64, a place for every node; the children's are written, that of node 0 is not read
+    controls: Controls,
+    names: Names,
+    *,
+    summary: Summary | None = None,  # room for [B, W] rows, such as columns of a larger one
+    backend: str = "auto",
+) -> Summary | None:
+    """The children of nodes drawn without replacement; and the laws they were drawn from, kept for `traverse`.
+
+    Child c is drawn by the uniform named (names, DRAFT, c), as `draws.DRAWS["distinct"]` does; it is -1 where the law
+    has no token left, and below a node that was not drawn itself.
+    """
+    _no_penalties(controls)
+    _check_rows(logits)
+    if tokens.shape != (len(logits), tree.size) or logits.shape[1] != len(parents):
+        raise DraftproofError(
+            f"tokens {[*tokens.shape]} must have a place for each of {tree.size} nodes, and logits {[*logits.shape]} "
+            f"a row for each of {len(parents)} parents"
+        )
+    if not _fused(logits, backend):
+        reference.guess(logits, parents, tree, tokens, controls, names)
+        return None
+    from draftproof.kernels import trees
+
+    return trees.guess(logits, tuple(parents), tree, tokens, controls, names, summary)
+
+
+def traverse(
+    target: Tensor,  # [B, N, V] raw logits after each node of the tree
+    draft: Tensor,  # [B, M, V] the drafter's raw logits after the nodes that have children, in node order
+    tokens: Tensor,  # [B, N] int64, the guesses, drawn without replacement; -1 for none
+    tree: Tree,
+    controls: Controls,
+    names: Names,
+    *,
+    drafted: Summary | None = None,  # what `guess` kept of the draft rows; they are read once more without it
+    draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
+    backend: str = "auto",
+) -> Walked:
+    """Which path of a tree is accepted, and the token after it: verify/traversal.py.
+
+    For each sequence, with p = law(target, controls) and q = law(draft, draft_controls)::
+
+        node  = sample(traversal.stop(Draft(tree, tokens, q, p)), uniform named (names, STOP))
+        token = sample(traversal.next(draft, node),               uniform named (names, NEXT))
+
+    Bad input never yields a token outside the vocabulary: `Walked.fault` says what was wrong. A guess outside the
+    vocabulary, or drawn from a broken row, counts as not drawn, and so does all that is below it.
+    """
+    theirs = controls if draft_controls is None else draft_controls
+    _no_penalties(controls, theirs)
+    _check_rows(target, draft)
+    batch, nodes, size = target.shape
+    inner = len({*tree.parent[1:]})
+    if nodes != tree.size or tokens.shape != (batch, nodes) or draft.shape != (batch, inner, size):
+        raise DraftproofError(
+            f"a tree of {tree.size} nodes, {inner} of them with children, needs as many rows: "
+            f"not target {[*target.shape]}, tokens {[*tokens.shape]}, draft {[*draft.shape]}"
+        )
+    if not _fused(target, backend):
+        return reference.traverse(target, draft, tokens, tree, controls, names, draft_controls)
+    from draftproof.kernels import trees
+
+    return trees.traverse(target, draft, tokens, tree, controls, theirs, names, drafted)
 
 
 def summarise(logits: Tensor, controls: Controls, tokens: Tensor | None = None) -> Summary:
@@ -190,9 +259,20 @@ def _check(target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Contr
         raise DraftproofError(f"draft logits must be [{batch}, {nodes - 1}, {size}], not {[*draft.shape]}")
     if controls.allowed is not None and controls.allowed.shape[1] < nodes:
         raise DraftproofError(f"allowed masks {controls.allowed.shape[1]} nodes, but there are {nodes}")
-    for logits in (target, *(() if draft is None else (draft,))):
+    _check_rows(target, *(() if draft is None else (draft,)))
+
+
+def _check_rows(*rows: Tensor) -> None:
+    for logits in rows:
         if logits.stride(-1) != 1 or logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise DraftproofError(
                 f"logits must be bfloat16, float16 or float32 with adjacent tokens, not {logits.dtype} "
                 f"with strides {logits.stride()}"
             )
+
+
+def _no_penalties(*controls: Controls) -> None:
+    if any(control.penalties is not None for control in controls):
+        raise DraftproofError(
+            "penalties depend on the path to a node: use draftproof.sampling.law and draftproof.verify"
+        )

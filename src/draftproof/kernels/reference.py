@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from draftproof import controls as apply
 from draftproof.draft import Draft, Tree
-from draftproof.kernels.types import Controls, Emitted, Names, Picked, Rule, Siblings, unpack
+from draftproof.draws import DRAWS
+from draftproof.kernels.types import Controls, Emitted, Names, Picked, Rule, Siblings, Walked, unpack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
@@ -114,6 +117,58 @@ def spread(guesses: Siblings) -> Draft:
     rest = p.new_zeros(len(tokens), tokens.shape[1], p.shape[-1])
     rows = [torch.cat([one[:, None], rest], dim=1) for one in (q, p)]
     return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), *rows)
+
+
+def guess(logits: Tensor, parents: Sequence[int], tree: Tree, tokens: Tensor, controls: Controls, names: Names) -> None:
+    """The children of some nodes, drawn without replacement into their places in tokens [B, N]."""
+    rows = law(logits, at_nodes(controls, parents), tokens[:, :0])
+    u = uniforms(*names, Lane.DRAFT, tree.size)
+    for i, parent in enumerate(parents):
+        children = list(tree.children(parent))
+        drawn = (tokens[:, parent] >= 0) | (parent == 0)
+        tokens[:, children] = DRAWS["distinct"].sample(rows[:, i] * drawn[:, None], u[:, children])
+
+
+def branched(
+    target: Tensor, draft: Tensor, tokens: Tensor, tree: Tree, controls: Controls, draft_controls: Controls | None
+) -> Draft:
+    """The tree with its laws; q is zero where no child was drawn."""
+    p = law(target, controls, tokens[:, :0])
+    inner = [node for node in range(tree.size) if tree.children(node)]
+    said = law(draft, at_nodes(draft_controls or controls, inner), tokens[:, :0])
+    q = torch.zeros_like(p)
+    for row, node in enumerate(inner):
+        drawn = (tokens[:, list(tree.children(node))] >= 0).any(1)
+        q[:, node] = said[:, row] * drawn[:, None]
+    return Draft(tree, tokens, q, p)
+
+
+def at_nodes(controls: Controls, nodes: Sequence[int]) -> Controls:
+    """The controls of rows that are those of some nodes: masks are the only ones that differ from node to node."""
+    return controls if controls.allowed is None else controls._replace(allowed=controls.allowed[:, list(nodes)])
+
+
+def traverse(
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    tree: Tree,
+    controls: Controls,
+    names: Names,
+    draft_controls: Controls | None = None,
+) -> Walked:
+    """Which path is accepted and what follows it, for sound input: raises where the kernels would flag."""
+    made = branched(target, draft, tokens, tree, controls, draft_controls)
+    node = draw(VERIFIERS["traversal"].stop(made), uniforms(*names, Lane.STOP, 1)[:, 0])
+    token = draw(VERIFIERS["traversal"].next(made, node), uniforms(*names, Lane.NEXT, 1)[:, 0])
+    deepest = tree.depth[-1]
+    ways = [[*tree.path(n), *[0] * deepest][:deepest] for n in range(tree.size)]
+    path = torch.tensor(ways, dtype=torch.int64, device=tokens.device)[node]  # [B, D]
+    accepted = torch.tensor(tree.depth, device=tokens.device)[node]
+    out = torch.full((len(tokens), deepest + 1), -1, dtype=torch.int64, device=tokens.device)
+    out[:, :deepest] = torch.where(path > 0, tokens.gather(1, path), -1)
+    out.scatter_(1, accepted[:, None], token[:, None])
+    return Walked(out, accepted.to(torch.int32), path, torch.zeros_like(accepted, dtype=torch.int32))
 
 
 def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor, logprobs: bool) -> Emitted:

@@ -69,6 +69,15 @@ class Emitted(NamedTuple):
     logprob: Tensor | None  # [B, N] float32, on request: log of the target's law at each emitted token, 0 beside -1
 
 
+class Walked(NamedTuple):
+    """The outcome of one step on a tree of depth D."""
+
+    tokens: Tensor  # [B, D + 1] int64: the tokens of the accepted path, the token after it, then -1
+    accepted: Tensor  # [B] int32: how many guesses were accepted
+    path: Tensor  # [B, D] int64: the nodes of the accepted path, then 0
+    fault: Tensor  # [B] int32: Fault flags
+
+
 class Siblings(NamedTuple):
     """Guesses after one node of each sequence, and the rows they belong to."""
 
