@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from draftproof.draft import Tree
+from draftproof.draws import DRAWS, without
 from draftproof.kernels import reference
-from draftproof.kernels.types import Controls, Emitted, Names, Rule
+from draftproof.kernels.types import Controls, Emitted, Names, Rule, Walked
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
 
@@ -58,3 +60,44 @@ def compare(
         fine &= near(verifier.next(chain, stop), token, uniforms(*names, Lane.NEXT, 1)[:, 0])
         excused |= (rule == member) & fine
     return Agreement(int((differ & excused).sum()), int((differ & ~excused).sum()))
+
+
+def compare_tree(
+    out: Walked,
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    tree: Tree,
+    controls: Controls,
+    names: Names,
+    draft_controls: Controls | None = None,
+) -> Agreement:
+    """The same for `traverse`."""
+    target, draft = target.double(), draft.double()
+    right = reference.traverse(target, draft, tokens, tree, controls, names, draft_controls)
+    differ = (out.tokens != right.tokens).any(1) | (out.path != right.path).any(1)
+    made = reference.branched(target, draft, tokens, tree, controls, draft_controls)
+    taken = out.accepted.long()
+    node = torch.nn.functional.pad(out.path, (1, 0)).gather(1, taken[:, None])[:, 0]
+    token = out.tokens.gather(1, taken[:, None])[:, 0]
+    verifier = VERIFIERS["traversal"]
+    excused = near(verifier.stop(made), node, uniforms(*names, Lane.STOP, 1)[:, 0])
+    excused &= near(verifier.next(made, node), token, uniforms(*names, Lane.NEXT, 1)[:, 0])
+    return Agreement(int((differ & excused).sum()), int((differ & ~excused).sum()))
+
+
+def compare_guesses(tokens: Tensor, draft: Tensor, tree: Tree, controls: Controls, names: Names) -> Agreement:
+    """Guesses [B, N] beside what the float64 laws of the drafter's rows draw after the same elder siblings."""
+    inner = [node for node in range(tree.size) if tree.children(node)]
+    laws = reference.law(draft.double(), reference.at_nodes(controls, inner), tokens[:, :0])
+    u = uniforms(*names, Lane.DRAFT, tree.size)
+    ties = wrong = 0
+    for row, parent in enumerate(inner):
+        q = laws[:, row] * ((tokens[:, parent] >= 0) | (parent == 0))[:, None]
+        for child in tree.children(parent):
+            said, right = tokens[:, child], DRAWS["distinct"].sample(q, u[:, child, None])[:, 0]
+            differ = said != right
+            excused = (said >= 0) & (right >= 0) & near(q, said.clamp_min(0), u[:, child])
+            ties, wrong = ties + int((differ & excused).sum()), wrong + int((differ & ~excused).sum())
+            q = without(q, said)
+    return Agreement(ties, wrong)

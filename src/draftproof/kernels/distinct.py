@@ -56,6 +56,7 @@ def draw(
             q = tl.where(elder > 0, 0.0, q).to(tl.float64)
             token, final = token_at(ids, q, running, threshold)
             token = tl.where(total > 0, tl.minimum(token, final), -1)
+            chunk = tl.where(total > 0, chunk, -1)
             tl.store(tokens + b * N + node, token.to(tl.int64))
             taken = tl.where(k == i, token, taken)
             parts = tl.where(c == chunk, tl.sum(tl.where(ids == token, 0.0, q), 0), parts)
