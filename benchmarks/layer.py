@@ -138,13 +138,13 @@ def model(sizes: Sizes, seed: int) -> HFModel:
 def steps(target: HFModel, draft: HFModel | None, rows: int, length: int, text: int) -> Callable[[], object]:
     """A step of a batch, captured, on texts of this length that stand still."""
     sampling = dp.Sampling(temperature=1.0)
-    batch = FusedBatch(target, draft, "block", length, rows, text + 64)
+    batch = FusedBatch(target, draft, "block", dp.Tree.chain(length), rows, text + 64)
     prompt = tuple(range(10, 10 + text))
     prompt = tuple(token % target.vocabulary for token in prompt)
     batch.add([Request(target, prompt, sampling, sampling, 32, (), Member(5, row), Trace()) for row in range(rows)])
     batch.step()
     batch.state.limit.copy_(batch.state.base)
-    return lambda: batch.chains.run(batch.length)
+    return lambda: batch.chains.run(batch.tree)
 
 
 def milliseconds(call: Callable[[], object], count: int) -> float:

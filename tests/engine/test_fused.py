@@ -54,7 +54,7 @@ def test_same_tokens_as_the_general_engine(rule, sampling):
     target, draft = tiny.model(), tiny.model("llama", 1)
     prompts = [[65, 66, 67], [70] * 9, [80]]
     made = requests(target, prompts, sampling)
-    batch = FusedBatch(target, draft, rule, 3, len(prompts), 60)
+    batch = FusedBatch(target, draft, rule, dp.Tree.chain(3), len(prompts), 60)
     for request in made:
         batch.add([request])
     finish(batch)
@@ -71,7 +71,7 @@ def test_same_tokens_as_the_general_engine(rule, sampling):
 def test_plain_sampling_is_a_chain_of_length_zero():
     target = tiny.model("gpt2")
     (request,) = requests(target, [[65, 66]], dp.Sampling(temperature=0.9))
-    batch = FusedBatch(target, None, "block", 5, 1, 60)
+    batch = FusedBatch(target, None, "block", dp.Tree.chain(5), 1, 60)
     batch.add([request])
     finish(batch)
     plain = dp.generate(
@@ -106,7 +106,7 @@ def test_lengths_may_change_with_every_step(kind):
     target, sampling, lengths = tiny.model(), dp.Sampling(temperature=0.8), [3, 0, 3, 0, 0, 0, 3, 1, 0, 0, 2, 3, 0]
     draft = drafter(kind, target)
     (made,) = requests(target, [[70] * 5], sampling)
-    batch = FusedBatch(target, draft, "block", 3, 1, 60, pace=Script(lengths))
+    batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), 1, 60, pace=Script(lengths))
     batch.add([made])
     finish(batch)
     (longer,) = requests(target, [[70] * 5], sampling, LENGTH + 4)
@@ -123,7 +123,9 @@ def test_a_plain_step_leaves_no_hole_in_what_the_drafter_has_read():
     """The target as its own drafter: each guess is accepted, if it has read all of the text."""
     target, sampling = tiny.model(), dp.Sampling(temperature=0.8)
     made = requests(target, [[70] * 5, [71, 72]], sampling)
-    batch = FusedBatch(target, tiny.model(), "block", 3, 2, 60, pace=Script([3, 0, 3, 3, 0, 0, 3, 0, 3, 0, 3]))
+    batch = FusedBatch(
+        target, tiny.model(), "block", dp.Tree.chain(3), 2, 60, pace=Script([3, 0, 3, 3, 0, 0, 3, 0, 3, 0, 3])
+    )
     for request in made:
         batch.add([request])
     finish(batch)
@@ -136,7 +138,7 @@ def test_a_step_that_was_for_nobody_teaches_nothing():
     target = tiny.model()
     (made,) = requests(target, [[70] * 5], dp.Sampling())
     made.until = lambda tokens: len(tokens) == 4  # an end that is not in sight
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 1, 60, pace=Script([0] * 4 + [3]))
+    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 60, pace=Script([0] * 4 + [3]))
     batch.add([made])
     finish(batch)
     assert made.trace.shapes == {"chain:0": 4}
@@ -147,21 +149,21 @@ def test_no_step_is_in_vain_where_the_end_is_in_sight(rows, monkeypatch):
     """Steps of plain texts are as many as their tokens; with guesses none follows the step that ends the last text."""
     target = tiny.model()
     for draft, length in ((None, 0), (tiny.model("llama", 1), 3)):
-        batch = FusedBatch(target, draft, "block", 3, rows, 60)
+        batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), rows, 60)
         begun = []
         monkeypatch.setattr(batch.chains, "run", lambda k, run=batch.chains.run, begun=begun: begun.append(k) or run(k))
         made = requests(target, [[65, 66 + r] for r in range(rows)], dp.Sampling(end_tokens=()), 12)
         for request in made:
             batch.add([request])
         finish(batch)
-        assert begun == [length] * max(len(request.trace.steps) for request in made)
+        assert begun == [dp.Tree.chain(length)] * max(len(request.trace.steps) for request in made)
         assert draft is not None or len(begun) == 12
 
 
 def test_rows_come_and_go():
     target, draft, sampling = tiny.model("mistral"), tiny.model("mistral", 1), dp.Sampling(temperature=0.9)
     first, second, third = requests(target, [[65, 66], [70, 71, 72], [80, 81]], sampling, length=12)
-    batch = FusedBatch(target, draft, "block", 3, 2, 60)
+    batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), 2, 60)
     batch.add([first])
     batch.step()
     batch.add([second])
@@ -171,7 +173,7 @@ def test_rows_come_and_go():
     finish(batch)
     for request in (first, second, third):
         alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
-        single = FusedBatch(target, draft, "block", 3, 1, 60)
+        single = FusedBatch(target, draft, "block", dp.Tree.chain(3), 1, 60)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
@@ -194,7 +196,7 @@ def prefills(batch, monkeypatch):
 def test_samples_of_one_prompt_share_its_computation(monkeypatch):
     target = tiny.model()
     made = requests(target, [[65, 66, 67]] * 4, dp.Sampling(), length=10)
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 4, 40)
+    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 4, 40)
     read = prefills(batch, monkeypatch)
     batch.add(made)
     finish(batch)
@@ -217,7 +219,7 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
     target = tiny.model("mistral" if kind == "mistral" else "llama")
     draft, sampling = drafter(kind, target), dp.Sampling(temperature=0.9)
     made = requests(target, PROMPTS, sampling, length=12)
-    batch = FusedBatch(target, draft, "block", 3, len(PROMPTS), 40)
+    batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), len(PROMPTS), 40)
     read = prefills(batch, monkeypatch)
     for request in made:
         batch.add([request])
@@ -227,7 +229,7 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
     assert read == [{4: 20, 1: 9, 0: 3, 2: 1}] * len(batch.chains.sessions)  # the fourth prompt is the first again
     for request in made:
         alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
-        single = FusedBatch(target, draft, "block", 3, 1, 40)
+        single = FusedBatch(target, draft, "block", dp.Tree.chain(3), 1, 40)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
@@ -236,7 +238,7 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
 def test_there_may_be_more_texts_than_tokens_in_each():
     target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
     made = requests(target, [[65 + row, 66] for row in range(16)], sampling, length=2)
-    batch = FusedBatch(target, drafter("head", target), "block", 1, len(made), 4)
+    batch = FusedBatch(target, drafter("head", target), "block", dp.Tree.chain(1), len(made), 4)
     for request in made:
         batch.add([request])
     finish(batch)
@@ -254,7 +256,7 @@ def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
         recorded.append(call)
         return SimpleNamespace(replay=call), None
 
-    plain, recording = (FusedBatch(target, draft, "block", 3, 2, 60) for _ in range(2))
+    plain, recording = (FusedBatch(target, draft, "block", dp.Tree.chain(3), 2, 60) for _ in range(2))
     recording.chains.readers = [Reader(session, record) for session in recording.chains.sessions]
     counts = []
     for prompts in ([[65] * 3], [[66] * 5, [67]], [[68] * 9], [[69] * 7], [[70, 71] * 5, [72] * 3], [[73]]):
@@ -302,7 +304,7 @@ def test_prompts_are_read_the_same_however_they_are_packed(kind, monkeypatch):
         monkeypatch.setattr(packing, "STEP", step)
         monkeypatch.setattr(packing, "WIDEST", widest)
         made = requests(target, PROMPTS, dp.Sampling(temperature=0.9), length=12)
-        batch = FusedBatch(target, draft, "block", 3, len(PROMPTS), 40, pace=Script([3, 0, 3]))
+        batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), len(PROMPTS), 40, pace=Script([3, 0, 3]))
         for request in made:
             batch.add([request])
         finish(batch)
@@ -313,7 +315,7 @@ def test_prompts_are_read_the_same_however_they_are_packed(kind, monkeypatch):
 def test_a_queued_request_can_be_cancelled_and_its_row_taken(monkeypatch):
     target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
     first, second, third, late = requests(target, [[65, 66], [70, 71, 72], [80] * 5, [90, 91]], sampling, length=10)
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 2, 40)
+    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 2, 40)
     read = prefills(batch, monkeypatch)
     batch.add([first])
     batch.step()
@@ -330,11 +332,11 @@ def test_a_queued_request_can_be_cancelled_and_its_row_taken(monkeypatch):
     assert (second.finish, second.tokens) == ("cancelled", [])
     for request in (third, late):
         alone = Request(target, request.prompt, sampling, sampling, 10, (), request.member, Trace())
-        single = FusedBatch(target, tiny.model("llama", 1), "block", 3, 1, 40)
+        single = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 40)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
-    only = FusedBatch(target, None, "block", 0, 1, 40)
+    only = FusedBatch(target, None, "block", dp.Tree.chain(0), 1, 40)
     only.add([second])
     only.cancel(second)
     assert only.is_finished
@@ -349,7 +351,7 @@ def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
     target, sampling = tiny.model(), dp.Sampling(**PENALTIES)
     short, long, last = requests(target, [[65, 66], [70, 71, 72], [80] * 5], sampling, length=9)
     short.sampling, long.max_new_tokens = dp.Sampling(**before), 30
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", 3, 2, 60)
+    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 2, 60)
     for request in (short, long):
         batch.add([request])
     while not short.finish:
@@ -359,7 +361,7 @@ def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
     finish(batch)
     for request in (long, last):
         alone = Request(target, request.prompt, sampling, sampling, request.max_new_tokens, (), request.member, Trace())
-        single = FusedBatch(target, tiny.model("llama", 1), "block", 3, 1, 60)
+        single = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 60)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
@@ -367,7 +369,7 @@ def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
 
 def test_controls_are_set_only_where_they_change(monkeypatch):
     target = tiny.model()
-    batch = FusedBatch(target, None, "block", 0, 4, 40)
+    batch = FusedBatch(target, None, "block", dp.Tree.chain(0), 4, 40)
     calls = []
     monkeypatch.setattr(batch, "_set_controls", lambda real=batch._set_controls: (calls.append(1), real()))
     for sampling, expected in ((dp.Sampling(), 1), (dp.Sampling(), 1), (dp.Sampling(top_k=5), 2)):
@@ -390,7 +392,7 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
 
     target = tiny.model()
     made = requests(target, [[65, 66], [67]], dp.Sampling(), length=4)
-    batch = FusedBatch(target, None, "block", 0, 2, 40)
+    batch = FusedBatch(target, None, "block", dp.Tree.chain(0), 2, 40)
     for module in (fused, chains):
         ours = SimpleNamespace(perf_counter=lambda: clock[0], perf_counter_ns=lambda: int(clock[0] * 1e9))
         monkeypatch.setattr(module, "time", ours)

@@ -276,7 +276,7 @@ def test_the_fused_step_drafts_the_same(rule, sampling):
         return [request.tokens[:30] for request in made], sum(request.trace.accepted for request in made)
 
     verifier, tree = verify.get(rule), Tree.chain(3)
-    fused, accepted = texts(FusedBatch(model.target, model, rule, 3, 4, 60), 30)
+    fused, accepted = texts(FusedBatch(model.target, model, rule, dp.Tree.chain(3), 4, 60), 30)
     # the general engine drafts less at the end of a text: ask it for more and compare the beginning
     general, _ = texts(Batch(model.target, [model], verifier, tree, choose_draw(verifier, tree, None), 4, 60), 34)
     assert fused == general
@@ -296,11 +296,11 @@ def test_samples_of_one_prompt_share_the_heads_entries():
             batch.step()
 
     together, alone = requests(), requests()
-    shared = FusedBatch(model.target, model, "block", 3, 3, 40)
+    shared = FusedBatch(model.target, model, "block", dp.Tree.chain(3), 3, 40)
     shared.add(together)
     finish(shared)
     for request in alone:
-        single = FusedBatch(model.target, model, "block", 3, 1, 40)
+        single = FusedBatch(model.target, model, "block", dp.Tree.chain(3), 1, 40)
         single.add([request])
         finish(single)
     assert [request.tokens for request in together] == [request.tokens for request in alone]

@@ -75,7 +75,7 @@ def test_a_full_batch_says_so_and_a_cancelled_row_is_free(kind):
     if kind == "general":
         batch = Batch(target, [target], verifier, tree, choose_draw(verifier, tree, None), 2, capacity=60)
     else:
-        batch = FusedBatch(target, target, "block", 2, 2, 60)
+        batch = FusedBatch(target, target, "block", dp.Tree.chain(2), 2, 60)
     texts = [
         Request(target, (65, 66 + r), dp.Sampling(), dp.Sampling(), 30, (), Member(1, r), Trace()) for r in range(3)
     ]

@@ -26,6 +26,7 @@ from draftproof.models.slots import SlotCache
 from tests import tiny
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CHAIN = dp.Tree.chain(3)
 
 
 class Case(NamedTuple):
@@ -228,12 +229,12 @@ def head(target: HFModel) -> HeadModel:
     return HeadModel(target, network.eval().requires_grad_(False))
 
 
-def texts(target: HFModel, draft: HFModel | HeadModel) -> list[list[int]]:
+def texts(target: HFModel, draft: HFModel | HeadModel, tree: dp.Tree = CHAIN) -> list[list[int]]:
     """Two texts of one batch, of which one begins with its second token."""
     sampling = dp.Sampling(temperature=0.7)
     prompts = ((70,) * 9, (80,))
     requests = [Request(target, prompts[r], sampling, sampling, 6, (), Member(11, r), Trace()) for r in range(2)]
-    batch = FusedBatch(target, draft, "block", 3, 2, 30)
+    batch = FusedBatch(target, draft, "block" if tree.is_chain else "traversal", tree, 2, 30)
     for request in requests:
         batch.add([request])
     while not batch.is_finished:
@@ -241,8 +242,9 @@ def texts(target: HFModel, draft: HFModel | HeadModel) -> list[list[int]]:
     return [request.tokens for request in requests]
 
 
+@pytest.mark.parametrize("tree", [CHAIN, dp.Tree.best(7, 3)], ids=["chain", "tree"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "head"])
-def test_texts_are_the_same_by_kernels(family, monkeypatch):
+def test_texts_are_the_same_by_kernels(family, tree, monkeypatch):
     target = model("llama" if family == "head" else family, 0)
     draft = head(target) if family == "head" else model(family, 1)
     calls: list[bool] = []
@@ -250,10 +252,11 @@ def test_texts_are_the_same_by_kernels(family, monkeypatch):
     monkeypatch.setattr(packing, "STEP", 8)  # fewer programs to interpret
     monkeypatch.setattr(cuda, "attend", lambda *arguments: (calls.append(True), attend(*arguments))[1])
     monkeypatch.setattr(cuda, "fits", lambda blocks, tokens: False)
-    theirs = texts(target, draft)
+    theirs = texts(target, draft, tree)
     assert not calls
-    monkeypatch.setattr(cuda, "fits", lambda blocks, tokens: True)
-    assert texts(target, draft) == theirs
+    for name in ("fits", "follows"):
+        monkeypatch.setattr(cuda, name, lambda *asked: True)
+    assert texts(target, draft, tree) == theirs
     assert calls
 
 

@@ -1,4 +1,4 @@
-"""The device's half of the fused step: drafting, target call, verification and commit, one CUDA graph for each length.
+"""The device's half of the fused step: drafting, target call, verification and commit, one CUDA graph for each tree.
 
 Every number that a step needs (lengths, last tokens, names of the noise) lives on the device, and so does the clock
 that says where its time went. On a CPU the same step runs eagerly.
@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 import torch
 
 from draftproof import kernels
+from draftproof.draft import Tree
 from draftproof.engine.recorded import Reader, record
 from draftproof.kernels import Controls, Names, Rule, Summary
 from draftproof.models.head import HeadModel
+from draftproof.models.nodes import Calls
 from draftproof.models.static import StaticSession
 from draftproof.models.static_head import StaticHead
 from draftproof.models.texts import packs
 
-RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
+# of chains, on which traversal is block verification; it alone takes trees
+RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK, "traversal": Rule.BLOCK}
 PHASES = ("draft", "target", "verify")
 
 
@@ -39,7 +42,7 @@ class State(NamedTuple):
 class Made(NamedTuple):
     """What a step leaves for the host."""
 
-    tokens: torch.Tensor  # [B, K + 1] emitted, then -1
+    tokens: torch.Tensor  # [B, D + 1] emitted, then -1
     accepted: torch.Tensor  # [B]
     fault: torch.Tensor  # [B]
     clock: torch.Tensor  # [4] nanoseconds: begin, drafted, read by the target, done
@@ -57,7 +60,7 @@ class Chains:
         target: Any,  # HFModel
         draft: Any,  # HFModel, HeadModel of the target, or None
         rule: str,
-        longest: int,  # guesses of a step
+        largest: Tree,  # of guesses of a step
         size: int,  # rows
         capacity: int,
         compiled: bool = False,
@@ -65,7 +68,7 @@ class Chains:
         self.target = StaticSession(target, size, capacity, compiled, getattr(draft, "taps", ()))
         self.drafter: StaticSession | StaticHead | None = None
         if isinstance(draft, HeadModel):
-            self.drafter = StaticHead(draft, self.target, longest, compiled)
+            self.drafter = StaticHead(draft, self.target, largest.depth[-1], compiled, len(largest.inner))
         elif draft is not None:
             self.drafter = StaticSession(draft, size, capacity, compiled)
         device = self.device = target.network.device
@@ -74,7 +77,8 @@ class Chains:
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._controls: Controls | None = None
-        self._recorded: dict[int, tuple[Any, Made]] = {}
+        self._calls: dict[Tree, Calls] = {}
+        self._recorded: dict[Tree, tuple[Any, Made]] = {}
         how = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
         self.readers = [Reader(session, how) for session in self.sessions]
 
@@ -101,33 +105,72 @@ class Chains:
         self._controls = controls
         self._recorded.clear()
 
-    def run(self, length: int) -> Made:
-        """Start a step with so many guesses; what is returned is the next step's too, on a GPU."""
+    def run(self, tree: Tree) -> Made:
+        """Start a step with these guesses; what is returned is the next step's too, on a GPU."""
+        if not tree.is_chain and tree not in self._calls:
+            self._calls[tree] = Calls.of(tree, self.device)  # here, as no recording may bring numbers to the device
         if self.device.type != "cuda":
             with torch.no_grad():
-                return self._body(length)
-        if length not in self._recorded:
-            self._recorded[length] = self._record(length)
-        graph, made = self._recorded[length]
+                return self._body(tree)
+        if tree not in self._recorded:
+            self._recorded[tree] = self._record(tree)
+        graph, made = self._recorded[tree]
         graph.replay()
         return made
 
-    def _body(self, length: int) -> Made:
+    def _body(self, tree: Tree) -> Made:
         """One step on the device."""
         state, controls = self.state, self._controls
         assert controls is not None
         names = Names(state.seed, state.request, state.step)
         clock = torch.zeros(len(PHASES) + 1, dtype=torch.int64, device=self.device)
         _stamp(clock, 0)
+        step = self._chain if tree.is_chain else self._tree
+        out = step(tree, controls, names, clock)
+        self._commit(out.tokens, out.accepted.to(torch.int64))
+        _stamp(clock, 3)
+        return Made(out.tokens, out.accepted, out.fault, clock)
+
+    def _chain(self, tree: Tree, controls: Controls, names: Names, clock: torch.Tensor) -> kernels.Emitted:
+        state, length = self.state, tree.size - 1
         tokens, draft_logits, summary = self._guess(length, controls, names)
         _stamp(clock, 1)
         ids = torch.cat([state.text.gather(1, state.base[:, None] + 1), tokens], dim=1)
         logits = self.target.forward(ids, state.base, keep=length + 1)
         _stamp(clock, 2)
-        out = kernels.verify(logits, draft_logits, tokens, controls, self.rule, names, drafted=summary)
-        self._commit(out.tokens, out.accepted.to(torch.int64))
-        _stamp(clock, 3)
-        return Made(out.tokens, out.accepted, out.fault, clock)
+        return kernels.verify(logits, draft_logits, tokens, controls, self.rule, names, drafted=summary)
+
+    def _tree(self, tree: Tree, controls: Controls, names: Names, clock: torch.Tensor) -> kernels.Walked:
+        state, calls = self.state, self._calls[tree]
+        tokens, draft_logits, summary = self._branch(tree, controls, names)
+        _stamp(clock, 1)
+        # what follows a guess that was not drawn is never looked at, but must be valid input
+        logits = self.target.branch(tokens.clamp_min(0), state.base, calls.target)
+        _stamp(clock, 2)
+        out = kernels.traverse(logits, draft_logits, tokens, tree, controls, names, drafted=summary)
+        for session in self.sessions:
+            session.follow(state.base, out.path, out.accepted.to(torch.int64))
+        return out
+
+    def _branch(
+        self, tree: Tree, controls: Controls, names: Names
+    ) -> tuple[torch.Tensor, torch.Tensor, Summary | None]:
+        """As `_guess`, of a tree: tokens [B, N] with node 0's, and logits [B, M, V] after the nodes with children."""
+        state, drafter = self.state, self.drafter
+        assert drafter is not None
+        root = state.text.gather(1, state.base[:, None] + 1)
+        tokens = torch.nn.functional.pad(root, (0, tree.size - 1), value=-1)
+        kept = Summary.empty(len(root), len(tree.inner), self.device) if self.device.type == "cuda" else None
+        rows: list[torch.Tensor] = []
+        for call in self._calls[tree].drafter:
+            if not rows:
+                rows.append(drafter.start(state.text, state.base)[:, None])
+            else:
+                rows.append(drafter.branch(tokens.index_select(1, call.number).clamp_min(0), state.base, call))
+            column = slice(call.first, call.first + len(call.names))
+            some = None if kept is None else Summary(*(part[:, column] for part in kept))
+            kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
+        return tokens, torch.cat(rows, dim=1), kept
 
     def _guess(
         self, length: int, controls: Controls, names: Names
@@ -161,7 +204,7 @@ class Chains:
                 counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
 
     @torch.no_grad()
-    def _record(self, length: int) -> tuple[Any, Made]:
+    def _record(self, tree: Tree) -> tuple[Any, Made]:
         """Capture the step. Warming up moves the state on, so it is put back."""
         controls = self._controls
         assert controls is not None
@@ -171,9 +214,9 @@ class Chains:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
-                self._body(length)
+                self._body(tree)
         torch.cuda.current_stream().wait_stream(side)
-        recorded = record(lambda: self._body(length))
+        recorded = record(lambda: self._body(tree))
         for tensor, old in zip(moving, saved, strict=True):
             tensor.copy_(old)
         return recorded

@@ -1,4 +1,4 @@
-"""Chains without the host: it replays a recorded step and reads the tokens of the one before.
+"""Steps without the host: it replays a recorded one and reads the tokens of the one before.
 
 So it never makes the device wait. On a CPU the same step runs eagerly; its tokens are those of the general engine.
 """
@@ -21,6 +21,7 @@ from draftproof.engine.trace import Step
 from draftproof.errors import DraftproofError
 from draftproof.kernels import Controls
 from draftproof.kernels.types import Fault, unsupported
+from draftproof.models.cuda import TOKENS
 from draftproof.models.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
@@ -38,11 +39,25 @@ def fits(
         and target.network.device.type == "cuda"
         and len(drafts) <= 1
         and all(isinstance(draft, HFModel) or _is_head(draft, target) for draft in drafts)
-        and (rule in RULES or not (drafts or rule in COUPLINGS))  # a coupling draws with noise of its own
         and isinstance(shape, Tree)
-        and shape.is_chain
+        and (_chain_fits(bool(drafts), rule) if shape.is_chain else _tree_fits([target, *drafts], rule, shape))
         and samplings[0] == samplings[1]
         and not unsupported(samplings[0])
+        and (shape.is_chain or not samplings[0].reads_history)  # penalties differ from path to path
+    )
+
+
+def _chain_fits(guesses: bool, rule: str) -> bool:
+    return rule in RULES or not (guesses or rule in COUPLINGS)  # a coupling draws with noise of its own
+
+
+def _tree_fits(models: Sequence[Any], rule: str, tree: Tree) -> bool:
+    windows = [window for model in models if isinstance(model, HFModel) for window in model.windows.values()]
+    return (
+        rule == "traversal"
+        and len(models) > 1
+        and tree.size <= TOKENS
+        and all(window is None or window > tree.depth[-1] for window in windows)
     )
 
 
@@ -51,19 +66,19 @@ def _is_head(draft: Model, target: Model) -> bool:
 
 
 def reopen(
-    target: Any, draft: Any, rule: str, length: int, rows: int, capacity: int, compiled: bool, pace: Pace | None
+    target: Any, draft: Any, rule: str, tree: Tree, rows: int, capacity: int, compiled: bool, pace: Pace | None
 ) -> FusedBatch:
     """A FusedBatch for these; the last one of this target, if it is of this kind and nobody writes in it.
 
     What was recorded for one text serves the next then, and need not be recorded anew.
     """
-    kind = (draft, rule, length, rows, compiled, pace is None)
+    kind = (draft, rule, tree, rows, compiled, pace is None)
     last: FusedBatch | None = target.batch
     if last is None or last.kind != kind or last.capacity < capacity or not last.is_finished:
         target.batch = last = None  # gives its memory back first
-        last = FusedBatch(target, draft, rule, length, rows, -(-capacity // ROOM) * ROOM, compiled, pace)
+        last = FusedBatch(target, draft, rule, tree, rows, -(-capacity // ROOM) * ROOM, compiled, pace)
         last.kind, target.batch = kind, last
-    last.pace = pace if last.length else None
+    last.pace = pace if last.tree.size > 1 else None
     return last
 
 
@@ -77,18 +92,19 @@ class FusedBatch:
         target: Any,  # HFModel
         draft: Any,  # HFModel, HeadModel of the target, or None
         rule: str,
-        length: int,
+        tree: Tree,
         size: int,
         capacity: int,
         compiled: bool = False,
         pace: Pace | None = None,
     ) -> None:
-        """`length`: guesses of a step; with a `pace`, which chooses them step by step, at most so many."""
-        self.length = length if draft is not None else 0
-        self.pace = pace if self.length else None
+        """`tree`: guesses of a step; with a `pace`, which chooses them step by step, the longest chain of them."""
+        self.tree = tree if draft is not None else Tree.chain(0)
+        self.pace = pace if self.tree.size > 1 else None
         self.capacity = capacity
-        capacity += 2 * (self.length + 1)  # a text that has ended is noticed while one more step is in flight
-        self.chains = Chains(target, draft, rule, length, size, capacity, compiled)
+        # a text that has ended is noticed while one more step is in flight
+        capacity += self.tree.size + self.tree.depth[-1] + 1
+        self.chains = Chains(target, draft, rule, self.tree, size, capacity, compiled)
         self.state, self.device = self.chains.state, self.chains.device
         self.vocabulary = target.vocabulary
         self.requests: list[Request | None] = [None] * size
@@ -143,7 +159,7 @@ class FusedBatch:
         the host, but not as long as a step in vain would take."""
         for request in self.requests:
             if request is not None:
-                coming = sum(reading.length + 1 for reading in self._waiting if request in reading.requests)
+                coming = sum(reading.tree.depth[-1] + 1 for reading in self._waiting if request in reading.requests)
                 if request.depth >= coming:
                     return True
         return False
@@ -194,7 +210,7 @@ class FusedBatch:
             self._catch_up()  # penalties are counted anew: every token must be there
             texts = [(one.prompt, tuple(one.tokens)) if one else ((), ()) for one in self.requests]
             contexts = [Context(*text) for text in texts]
-        fresh = Controls.of(self.samplings, self.length + 1, self.vocabulary, "cpu", contexts)
+        fresh = Controls.of(self.samplings, self.tree.size, self.vocabulary, "cpu", contexts)
         old = self.chains.controls
         same = old is not None and all(
             (a.shape == b.shape if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b)
@@ -209,16 +225,16 @@ class FusedBatch:
             self.chains.controls = Controls._make(there)
 
     def _launch(self, joins: bool) -> _Reading:
-        length = self.length if self.pace is None else min(self.pace.length, self.length)
-        if length and self._missed:
+        tree = self.tree if self.pace is None else self.tree.cut(self.pace.length)
+        if tree.size > 1 and self._missed:
             self._remind()
-        self._missed = not length
-        made = self.chains.run(length).to_host()
+        self._missed = tree.size == 1
+        made = self.chains.run(tree).to_host()
         done: Any = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return _Reading(list(self.requests), length, made, done, joins)
+        return _Reading(list(self.requests), tree, made, done, joins)
 
     @torch.no_grad()
     def _remind(self) -> None:
@@ -238,22 +254,22 @@ class FusedBatch:
             reading.done.synchronize()
         seconds = self._seconds(reading)
         tokens, accepted, fault = (made.tolist() for made in reading.made[:3])
-        said, wrote, length = [], [], reading.length
+        said, wrote, guesses, depth = [], [], reading.tree.size - 1, reading.tree.depth[-1]
         for row, request in enumerate(reading.requests):
             if request is None or request.finish:
                 continue
             if fault[row] & Fault.TARGET:
                 raise DraftproofError("the model returned non-finite scores, or no token is allowed: check its weights")
             emitted = tuple(token for token in tokens[row] if token >= 0)
-            made = Step(emitted, length, length, accepted[row], reached=(), cost=(), seconds=seconds)
+            made = Step(emitted, guesses, depth, accepted[row], reached=(), cost=(), seconds=seconds)
             said.append((request, request.absorb(made)))
             wrote.append(accepted[row])
             if self.pace is not None:
-                request.trace.shapes[f"chain:{length}"] += 1
+                request.trace.shapes[f"chain:{depth}"] += 1
             if request.finish and self.requests[row] is request:
                 self._free(row)
         if self.pace is not None and wrote:  # all texts may have ended while the step was in flight
-            self.pace.learn(length, wrote, seconds)
+            self.pace.learn(depth, wrote, seconds)
         return said
 
     def _seconds(self, reading: _Reading) -> dict[str, float]:
@@ -274,7 +290,7 @@ class _Reading(NamedTuple):
     """A step in flight: who it was for, what it leaves on the host, and when that is there."""
 
     requests: list[Request | None]
-    length: int
+    tree: Tree
     made: Made
     done: Any  # a CUDA event, or None
     joins: bool  # whether prompts were read before it

@@ -210,9 +210,8 @@ def open_batch(
     fixed = fixed_shape(shape, paced)
     if fused.fits(target, drafts, rule.name, fixed, samplings):
         pace = Pace(hope(drafts)) if isinstance(shape, Auto) else None
-        draft, length = drafts[0] if drafts else None, fixed.size - 1
         make = fused.reopen if again else FusedBatch
-        return make(target, draft, rule.name, length, rows, capacity, compile, pace)
+        return make(target, drafts[0] if drafts else None, rule.name, fixed, rows, capacity, compile, pace)
     return Batch(target, drafts, rule, shape, way, rows, capacity)
 
 
