@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import LATE, recall, score, uniform, weigh
+from draftproof.kernels.scan import chunk_at, token_at
 from draftproof.verify import optimal_binned
 
 BINS: tl.constexpr = tl.constexpr(optimal_binned.BINS)
@@ -80,19 +81,16 @@ def draw_left(rows, law, draft, draft_law, index, share, sums, state, out, K, E,
     total = tl.sum(parts, 0)
     bare = total <= 0  # probability zero but for rounding: p stands in, as in law.residual
     threshold = u * tl.where(bare, 1.0, total)
-    chunk = tl.sum((tl.cumsum(parts, 0) <= threshold).to(tl.int32), 0)
-    chunk = tl.minimum(chunk, tl.max(tl.where(parts > 0, c, 0), 0))
-    running = tl.where(bare, 0.0, tl.sum(tl.where(c < chunk, parts, 0.0), 0))
+    chunk, running = chunk_at(parts, threshold)
+    running = tl.where(bare, 0.0, running)
     o = tl.where(bare, 0, chunk * CHUNK)
     end = tl.where(bare, rows.size, o + CHUNK)
-    token = o * 0 + LATE
-    final = o * 0
+    token, final = o * 0 + LATE, o * 0
     while (o < end) & (token == LATE):
         ids = o + tl.arange(0, CHUNK)
         part = left(rows, law, draft, draft_law, index, share, b, ids, K, bare).to(tl.float64)
-        reached = (running + tl.cumsum(part, 0) > threshold) & (part > 0)
-        token = tl.minimum(token, tl.min(tl.where(reached, ids, LATE), 0))
-        final = tl.maximum(final, tl.max(tl.where(part > 0, ids, 0), 0))
+        token, furthest = token_at(ids, part, running, threshold)
+        final = tl.maximum(final, furthest)
         running += tl.sum(part, 0)
         o += CHUNK
     tl.store(out + b, tl.minimum(token, final).to(tl.int64))

@@ -15,6 +15,9 @@ from draftproof.kernels import distinct, launch, waves
 from draftproof.kernels.types import Controls, Names, Summary, Walked
 from draftproof.noise import Lane
 
+TILE = 1024  # tokens that a wave sums at a time
+WARPS = 4  # of the programs that draw guesses or settle weights
+
 
 class Shape(NamedTuple):
     """A tree as numbers on a device, int32; -1 for none."""
@@ -114,7 +117,7 @@ def guess(
         )  # fmt: skip
         distinct.draw[(batch * width,)](
             rows, law, names, nodes, plan.shape.child, tokens, sums, width, tree.size, most, kept,
-            CHUNK=launch.CHUNK, EP=wide(kept), KP=wide(most), EARLY=early, num_warps=4, launch_pdl=early,
+            CHUNK=launch.CHUNK, EP=wide(kept), KP=wide(most), EARLY=early, num_warps=WARPS, launch_pdl=early,
         )  # fmt: skip
     return made
 
@@ -134,6 +137,7 @@ def traverse(
     plan, device, tokens = plan_of(tree, target.device), target.device, tokens.contiguous()
     inner, (most, depth) = len(plan.inner), (plan.shape.child.shape[1], plan.shape.path.shape[1])
     draft_controls = _at(draft_controls, plan.parents)
+    draft = draft if inner else target[:, :1]  # never drawn from
     laws = _laws(target, tokens[:, 1:], controls)
     drafted = _laws(draft, tokens[:, :0], draft_controls) if drafted is None else drafted
     both = (
@@ -146,19 +150,19 @@ def traverse(
     parts, kept, wide = launch.Plan.of(batch, 1, size).parts, launch.chunks(size), triton.next_power_of_2
     sums = torch.empty(batch, kept, device=device)
     early = launch.begins_early(device)
-    sizes = {"NP": wide(count), "PP": wide(walk.parts), "EARLY": early, "num_warps": 4, "launch_pdl": early}
-    reading = {"TILE": launch.TILE, "EARLY": early, "num_warps": 4, "launch_pdl": early}
+    sizes = {"NP": wide(count), "PP": wide(walk.parts), "EARLY": early, "num_warps": WARPS, "launch_pdl": early}
+    reading = {"EARLY": early, "num_warps": 4, "launch_pdl": early}
     with launch.on(device):
         for wave in range(len(plan.waves) or 1):
             waves.settle[(batch,)](*both, plan.shape, walk, wave, count, inner, depth, FIRST=wave == 0, **sizes)
             if plan.waves:
                 nodes = plan.waves[wave]
                 waves.sum_up[(batch * len(nodes) * walk.parts,)](
-                    *both, plan.shape, walk, nodes, wave, len(nodes), count, inner, most, **reading
+                    *both, plan.shape, walk, nodes, wave, len(nodes), count, inner, most, TILE=TILE, **reading
                 )
         waves.choose[(batch,)](names, plan.shape, walk, count, inner, depth, **sizes)
         waves.leave[(batch * parts,)](
-            *both, plan.shape, walk, sums, parts, count, most, kept, CHUNK=launch.CHUNK, **reading
+            *both, plan.shape, walk, sums, parts, count, most, kept, TILE=launch.TILE, CHUNK=launch.CHUNK, **reading
         )
         waves.close[(batch,)](
             *both, names, plan.shape, walk, sums, out, count, most, depth, kept, CHUNK=launch.CHUNK, EP=wide(kept),
@@ -170,8 +174,6 @@ def traverse(
 def _laws(logits: Tensor, tokens: Tensor, controls: Controls) -> Summary:
     """The laws of rows; row n > 0 only if tokens[:, n - 1] is not -1, should there be any."""
     batch, rows, _ = logits.shape
-    if not rows:
-        return Summary.empty(batch, 0, logits.device)
     if not tokens.shape[1]:
         tokens = torch.zeros(batch, rows, dtype=torch.int64, device=logits.device)
     _, made = launch.run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)

@@ -121,31 +121,30 @@ def look_up(rows, law, draft, draft_law, tree, walk, b, N, D, NP: tl.constexpr):
 
 @triton.jit
 def row_of(rows, law, draft, draft_law, tree, walk, b, n, last, N):
-    """The laws w p and q of node n, with children up to `last` refused, and c; q is not read where c is 0."""
+    """The laws p and q of node n, whose children up to `last` are refused, with w and c; and the row of q."""
     c = tl.load(walk.c + b * N + last, mask=last >= 0, other=0.0)
     w = tl.load(walk.w + b * N + n)
-    m = tl.load(tree.row + n)
-    shift, scale, cutoff, first, rate, greedy = recall(rows, law, b, n, n >= 0)
+    m = tl.maximum(tl.load(tree.row + n), 0)
     theirs = recall(draft, draft_law, b, m, c > 0)
-    return shift, scale, cutoff, first, rate, greedy, theirs, w.to(tl.float32), c.to(tl.float32), m
+    return recall(rows, law, b, n, n >= 0), theirs, w.to(tl.float32), c.to(tl.float32), m
 
 
 @triton.jit
-def remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, k, N, K):
-    """(w p - c q)+ of tokens `ids` after node n, its first k children refused, and their q outside of those."""
-    shift, scale, cutoff, first, rate, greedy, theirs, w, c, m = row
-    ours = shift, scale, cutoff, first, rate, greedy
-    p = weigh(law, score(rows, b, n, ids, ids < rows.size), ids, ours)
-    known = ids < tl.where(c > 0, rows.size, 0)
-    q = weigh(draft_law, score(draft, b, tl.maximum(m, 0), ids, known), ids, theirs)
-    rest = q
-    each = tl.zeros_like(q) + c
+def remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, low, k, N, K, SIZE: tl.constexpr):
+    """(w p - c q)+ of SIZE tokens `ids` from `low` on, node n's first k children refused, and q outside of those."""
+    ours, theirs, w, c, m = row
+    inside = ids < rows.size
+    p = weigh(law, score(rows, b, n, ids, inside), ids, ours)
+    q = weigh(draft_law, score(draft, b, m, ids, inside), ids, theirs)
+    q = tl.where(c > 0, q, 0.0)  # else nothing was drawn from that row, whatever it holds
+    rest, taken = q, c * q
     for i in range(k):
         child = tl.load(tree.child + n * K + i)
-        hit = ids == tl.load(walk.guess + b * N + child)
-        each = tl.where(hit, tl.load(walk.c + b * N + child).to(tl.float32), each)
-        rest = tl.where(hit, 0.0, rest)
-    return tl.maximum(w * p - each * q, 0.0), rest
+        x = tl.load(walk.guess + b * N + child)
+        if (x >= low) & (x < low + SIZE):  # mostly it is not: a comparison for every token would cost as much as p
+            taken = tl.where(ids == x, tl.load(walk.c + b * N + child).to(tl.float32) * q, taken)
+            rest = tl.where(ids == x, 0.0, rest)
+    return tl.maximum(w * p - taken, 0.0), rest
 
 
 @triton.jit(do_not_specialize=["wave", "W", "N", "M", "K"])
@@ -162,12 +161,12 @@ def sum_up(
     m = tl.load(tree.row + n)
     wait(EARLY)
     row = row_of(rows, law, draft, draft_law, tree, walk, b, n, last, N)
-    if (row[7] > 0) & (row[8] > 0):  # else it is known: w is left
+    if (row[2] > 0) & (row[3] > 0):  # else it is known: w is left
         left = tl.zeros((TILE,), tl.float32)
         rest = tl.zeros((TILE,), tl.float32)
         for t in range(part, tl.cdiv(rows.size, TILE), walk.parts):
             ids = t * TILE + tl.arange(0, TILE)
-            more, out = remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, k, N, K)
+            more, out = remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, t * TILE, k, N, K, TILE)
             left += more
             rest += out
         at = walk.sums + 2 * ((b * M + m) * walk.parts + part)
@@ -225,7 +224,7 @@ def leave(
     k = tl.load(tree.children + n)
     for t in range(tl.program_id(0) % Q, tl.cdiv(rows.size, TILE), Q):
         ids = t * TILE + chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-        left, _ = remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, k, N, K)
+        left, _ = remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, t * TILE, k, N, K, TILE)
         tl.store(sums + b * E + t * (TILE // CHUNK) + chunk, tl.sum(left, 1))
 
 
@@ -241,15 +240,13 @@ def close(
     wait(EARLY)
     n = tl.load(walk.node + b)
     fault = tl.load(walk.fault + b)
-    shift, scale, cutoff, first, rate, greedy, theirs, w, each, m = row_of(
-        rows, law, draft, draft_law, tree, walk, b, n, tl.load(tree.last + n), N
-    )
+    ours, theirs, w, each, m = row_of(rows, law, draft, draft_law, tree, walk, b, n, tl.load(tree.last + n), N)
     k = tl.load(tree.children + n)
     parts = tl.load(sums + b * E + c, mask=c < E, other=0.0).to(tl.float64)
     total = tl.sum(parts, 0)
     bare = total <= 0  # probability zero but for rounding: p stands in, as in law.residual
     w, each, k = tl.where(bare, 1.0, w), tl.where(bare, 0.0, each), tl.where(bare, 0, k)
-    row = shift, scale, cutoff, first, rate, greedy, theirs, w, each, m
+    row = ours, theirs, w, each, m
     threshold = u * tl.where(bare, 1.0, total)
     chunk, running = chunk_at(parts, threshold)
     running = tl.where(bare, 0.0, running)
@@ -258,7 +255,7 @@ def close(
     token, final = o * 0 + LATE, o * 0
     while (o < end) & (token == LATE):
         ids = o + tl.arange(0, CHUNK)
-        left, _ = remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, k, N, K)
+        left, _ = remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, o, k, N, K, CHUNK)
         left = left.to(tl.float64)
         token, furthest = token_at(ids, left, running, threshold)
         final = tl.maximum(final, furthest)
