@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -263,3 +264,14 @@ def test_texts_are_the_same_by_kernels(family, tree, monkeypatch):
 def test_what_fits():
     assert not cuda.fits(model("llama", 0).network.cpu().blocks, 1)
     assert cuda.fits(model("llama", 0).network.blocks, 1) == (DEVICE == "cuda")
+
+
+@pytest.mark.parametrize(("size", "dtype", "fits"), [(128, 2, True), (64, 4, True), (128, 4, False)])
+def test_queries_that_registers_have_no_room_for(size, dtype, fits, monkeypatch):
+    """32 nodes of four heads each."""
+    monkeypatch.setattr(cuda.kernels, "available", lambda: True)
+    weight = SimpleNamespace(is_cuda=True, dtype=torch.float32, element_size=lambda: dtype)
+    block = SimpleNamespace(shape=Shape(64, 32, 8, size, 64), norm_in=SimpleNamespace(weight=weight), linears=())
+    assert cuda.fits([block], 32) == fits
+    assert cuda.fits([block], 6)
+    assert not cuda.fits([block], 33)

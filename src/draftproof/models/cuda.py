@@ -16,7 +16,8 @@ from torch import nn
 
 from draftproof import kernels
 
-TOKENS, QUERIES = 32, 128  # of a row in a call, or nodes of a tree; queries for each head of keys
+TOKENS = 32  # of a row in a call, or nodes of a tree
+QUERIES = 128 * 128 * 2  # bytes, of those for a head of keys
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
 WIDTH, ROWS, FEW = 2048, 64, 2  # of a small network; its tokens in all; those that are multiplied without tensor cores
@@ -72,7 +73,7 @@ def fits(blocks: Any, tokens: int) -> bool:
         weight.is_cuda
         and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and shape.size in (16, 32, 64, 128)
-        and tokens * shape.heads <= QUERIES * shape.shared
+        and _power(tokens * shape.heads // shape.shared) * shape.size * weight.element_size() <= QUERIES
         and all(type(linear) is nn.Linear for block in blocks for linear in block.linears)
     )
 
