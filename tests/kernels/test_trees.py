@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from benchmarks import trees as bench
 from draftproof import kernels
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
@@ -110,7 +111,7 @@ def test_a_control_alone(control: int) -> None:
 
 
 def test_drafts_that_end_early() -> None:
-    check(UNEVEN, 150, [Sampling(), Sampling(top_k=20)], 6, seed=3, cut=True)
+    check(UNEVEN, 150, [Sampling(), Sampling(top_k=20)], 4, seed=3, cut=True)
 
 
 @pytest.mark.parametrize("size", [2, 33, 50257])
@@ -153,7 +154,7 @@ def test_the_other_backend_says_the_same() -> None:
 
 def test_masks_differ_from_node_to_node() -> None:
     """Node n allows tokens 0 to 9 + 10 n: a row that took another's mask would say or miss others."""
-    tree, batch, size = UNEVEN, 4, 150
+    tree, batch, size = UNEVEN, 2, 150
     target, draft = rows(batch, tree, size, seed=7, spread=0.3)
     mask = torch.arange(size) < 10 + 10 * torch.arange(tree.size)[:, None]
     allowed = kernels.pack(mask.expand(batch, -1, -1)).to(DEVICE)
@@ -233,6 +234,13 @@ def test_the_first_token_follows_the_target() -> None:
     seen = torch.bincount(out.tokens[:, 0], minlength=size)
     assert stats.chisquare(seen.cpu(), law[0, 0].cpu() * batch).pvalue > 1e-4
     assert {*out.path[:, 0].tolist()} == {0, 1, 2}
+
+
+def test_the_benchmark_sees_what_is_wrong() -> None:
+    data = bench.case(Tree.of(2, 1), 2, 60, "topk_topp", DEVICE)
+    assert bench.compare(data)["wrong"] == 0
+    data.draft[:, 0] = 0.0  # the guesses known as those of other rows
+    assert agreement.compare_guesses(data.tokens, data.draft, data.tree, data.controls, data.names).wrong > 0
 
 
 def test_what_does_not_fit_is_refused() -> None:

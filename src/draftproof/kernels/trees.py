@@ -15,9 +15,6 @@ from draftproof.kernels import distinct, launch, waves
 from draftproof.kernels.types import Controls, Names, Summary, Walked
 from draftproof.noise import Lane
 
-TILE = 1024  # tokens that a wave sums at a time
-WARPS = 4  # of the programs that draw guesses or settle weights
-
 
 class Shape(NamedTuple):
     """A tree as numbers on a device, int32; -1 for none."""
@@ -117,7 +114,7 @@ def guess(
         )  # fmt: skip
         distinct.draw[(batch * width,)](
             rows, law, names, nodes, plan.shape.child, tokens, sums, width, tree.size, most, kept,
-            CHUNK=launch.CHUNK, EP=wide(kept), KP=wide(most), EARLY=early, num_warps=WARPS, launch_pdl=early,
+            CHUNK=launch.CHUNK, EP=wide(kept), KP=wide(most), EARLY=early, num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return made
 
@@ -150,7 +147,7 @@ def traverse(
     parts, kept, wide = launch.Plan.of(batch, 1, size).parts, launch.chunks(size), triton.next_power_of_2
     sums = torch.empty(batch, kept, device=device)
     early = launch.begins_early(device)
-    sizes = {"NP": wide(count), "PP": wide(walk.parts), "EARLY": early, "num_warps": WARPS, "launch_pdl": early}
+    sizes = {"NP": wide(count), "PP": wide(walk.parts), "EARLY": early, "num_warps": 4, "launch_pdl": early}
     reading = {"EARLY": early, "num_warps": 4, "launch_pdl": early}
     with launch.on(device):
         for wave in range(len(plan.waves) or 1):
@@ -158,7 +155,7 @@ def traverse(
             if plan.waves:
                 nodes = plan.waves[wave]
                 waves.sum_up[(batch * len(nodes) * walk.parts,)](
-                    *both, plan.shape, walk, nodes, wave, len(nodes), count, inner, most, TILE=TILE, **reading
+                    *both, plan.shape, walk, nodes, wave, len(nodes), count, inner, most, TILE=launch.TILE, **reading
                 )
         waves.choose[(batch,)](names, plan.shape, walk, count, inner, depth, **sizes)
         waves.leave[(batch * parts,)](

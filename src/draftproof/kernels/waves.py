@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Traversal verification (Weng et al., arXiv 2505.12398) in waves over the vocabulary, one program never waiting.
+"""Traversal verification (Weng et al., arXiv 2505.12398) in waves over the vocabulary; no program waits for another.
 
 Guess j after node a, of which k elder siblings are refused, was drawn from Q = q / rest, rest being q's mass outside of
 those. The sum of S_i Q_i over them is c q, with one number c for all tokens that were not guessed; the i-th guess keeps
