@@ -73,7 +73,7 @@ def test_same_tokens_as_the_general_engine(kind, sampling):
 
 
 @pytest.mark.parametrize("kind", ["head", "llama"])
-@pytest.mark.parametrize("name", ["star:3", "paths:3x2", "of:2x2x1", "best:31x5"])
+@pytest.mark.parametrize("name", ["star:3", "paths:3x2", "of:2x2x1", "best:63x5"])
 def test_any_tree(kind, name):
     target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
     draft, tree = drafter(kind, target), dp.Tree.parse(name)
@@ -146,11 +146,11 @@ def test_what_fits():
         return fused.fits(target, drafts, rule, tree, (sampling, sampling))
 
     assert fits()
-    assert fits(dp.Tree.best(31, 6))
+    assert fits(dp.Tree.best(63, 6))
     assert fits(dp.Tree.chain(5))
     assert fits(drafts=[head])
     assert fits(sampling=dp.Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.1, banned=[3]))
-    assert not fits(dp.Tree.best(32, 6))
+    assert not fits(dp.Tree.best(64, 6))
     assert not fits(rule="recursive_distinct")
     assert not fits(drafts=())
     assert not fits(sampling=dp.Sampling(repetition_penalty=1.2))

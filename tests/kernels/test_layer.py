@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -119,6 +118,7 @@ class Branches(NamedTuple):
 TREES = {
     "whole": Branches(dp.Tree.best(20, 5), 0, (1, 2, 40)),
     "32 nodes, groups of four": Branches(dp.Tree.best(31, 6), 0, (33,), heads=4, shared=1),
+    "64 nodes, in parts": Branches(dp.Tree.best(63, 6), 0, (3, 300), heads=6, shared=1),
     "a level": Branches(dp.Tree.best(20, 5), 10, (0, 1, 63)),
     "inner nodes of a level, split": Branches(dp.Tree.best(12, 4), 4, (250, 256, 600)),
     "window": Branches(dp.Tree.best(12, 4), 0, (1, 3, 30), window=6),
@@ -148,7 +148,8 @@ def test_branching_is_what_the_tree_says():
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_nodes_of_a_tree_by_kernels_see_what_they_may(name):
+def test_nodes_of_a_tree_by_kernels_see_what_they_may(name, monkeypatch):
+    monkeypatch.setattr(cuda, "BYTES", 100 * 64)  # so that many queries are done in parts
     case, rows = TREES[name], len(TREES[name].root)
     torch.manual_seed(0)
     block = Block(Shape(48, case.heads, case.shared, 16, 80)).to(DEVICE).requires_grad_(False)
@@ -264,14 +265,3 @@ def test_texts_are_the_same_by_kernels(family, tree, monkeypatch):
 def test_what_fits():
     assert not cuda.fits(model("llama", 0).network.cpu().blocks, 1)
     assert cuda.fits(model("llama", 0).network.blocks, 1) == (DEVICE == "cuda")
-
-
-@pytest.mark.parametrize(("size", "dtype", "fits"), [(128, 2, True), (64, 4, True), (128, 4, False)])
-def test_queries_that_registers_have_no_room_for(size, dtype, fits, monkeypatch):
-    """32 nodes of four heads each."""
-    monkeypatch.setattr(cuda.kernels, "available", lambda: True)
-    weight = SimpleNamespace(is_cuda=True, dtype=torch.float32, element_size=lambda: dtype)
-    block = SimpleNamespace(shape=Shape(64, 32, 8, size, 64), norm_in=SimpleNamespace(weight=weight), linears=())
-    assert cuda.fits([block], 32) == fits
-    assert cuda.fits([block], 6)
-    assert not cuda.fits([block], 33)

@@ -71,17 +71,19 @@ def join(
 @triton.jit
 def is_above(bits, node):
     """Whether nodes [S] are among those that bits [M] name, [M, S]; numbers below 0 are nobody's."""
-    return (node >= 0)[None, :] & (((bits[:, None] >> tl.minimum(tl.maximum(node, 0), 31)[None, :]) & 1) > 0)
+    return (node >= 0)[None, :] & (
+        ((bits[:, None] >> tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)[None, :]) & 1) > 0
+    )
 
 
-@triton.jit(do_not_specialize=["window", "scale", "T", "G", "H", "SPLITS", "room"])
+@triton.jit(do_not_specialize=["window", "scale", "T", "SOME", "G", "H", "SPLITS", "room"])
 def attend(
-    joint, cos, sin, own, root, place, above, keys, values, out, peaks, norms, parts, arrived,
-    window, scale, T, G, H, SPLITS, room,
+    joint, cos, sin, own, root, place, above, keys, values, out, peaks, norms, scratch, arrived,
+    window, scale, T, SOME, G, H, SPLITS, room,
     D: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     WINDOW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One head of keys and values, one of SPLITS ranges of its slots, one row: T tokens of G query heads each.
+    """One head of keys and values, one of SPLITS ranges of its slots, one row: SOME of T tokens of G query heads each.
 
     joint [B, T, (H + 2 * shared) * D]; cos, sin [B, T, D]; own [B, T] the slots of the tokens, one after another, but
     that 0 may be repeated; keys, values [B, shared, room, D]; out [B, T, H * D]. A token sees the slots from 1 to its
@@ -92,8 +94,9 @@ def attend(
     """
     next_may_begin(EARLY)
     wait(EARLY)
-    h, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    shared = tl.num_programs(0)
+    split, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    parts = tl.cdiv(T, SOME)
+    h, part, shared = tl.program_id(0) // parts, tl.program_id(0) % parts, tl.num_programs(0) // parts
     first = tl.load(own + b * T).to(tl.int32)  # from here on slots are new: they are not read, so nobody waits for them
     straight = own  # where tokens stand in a straight text
     if above is not None:
@@ -107,7 +110,8 @@ def attend(
     if split < used:
         d = tl.arange(0, D)[None, :]
         m = tl.arange(0, M)
-        t, real = m // G, m < T * G
+        t = part * SOME + m // G
+        real = (m < SOME * G) & (t < T)
         width = (H + 2 * shared) * D
         q = turned(joint, cos, sin, (b * T + t) * width + (h * G + m % G) * D, b * T + t, real, D)
         q = q.to(keys.dtype.element_ty)
@@ -139,8 +143,9 @@ def attend(
             slot = tl.load(own + b * T + j, mask=inside, other=0).to(tl.int32)
             k = turned(joint, cos, sin, at, b * T + j, inside, D).to(q.dtype)
             v = tl.load(joint + (at + shared * D)[:, None] + d, mask=inside[:, None], other=0.0)
-            tl.store(keys + store + slot[:, None] * D + d, k, mask=inside[:, None])
-            tl.store(values + store + slot[:, None] * D + d, v, mask=inside[:, None])
+            if part == 0:
+                tl.store(keys + store + slot[:, None] * D + d, k, mask=inside[:, None])
+                tl.store(values + store + slot[:, None] * D + d, v, mask=inside[:, None])
             if above is not None:
                 seen = inside[None, :] & is_above(bits, slot - node0)
             else:
@@ -151,8 +156,9 @@ def attend(
         last = used == 1
         if used > 1:
             last, norm, sums = join(
-                peak, norm, sums, peaks, norms, parts, arrived, b * shared + h, split, used, SPLITS, M, D
-            )
+                peak, norm, sums, peaks, norms, scratch, arrived, b * shared * parts + tl.program_id(0), split, used,
+                SPLITS, M, D,
+            )  # fmt: skip
         if last:
             sums = sums / tl.where(real, norm, 1.0)[:, None]
             head = (b * T + t) * H + h * G + m % G  # a query's among all

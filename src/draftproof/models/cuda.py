@@ -16,8 +16,9 @@ from torch import nn
 
 from draftproof import kernels
 
-TOKENS = 32  # of a row in a call, or nodes of a tree
-QUERIES = 128 * 128 * 2  # bytes, of those for a head of keys
+TOKENS = 64  # of a row in a call, or nodes of a tree
+QUERIES, BYTES = 128, 128 * 128 * 2  # of a program at most; those of a head of keys are split if there are more
+PARTS = 8  # of them
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
 WIDTH, ROWS, FEW = 2048, 64, 2  # of a small network; its tokens in all; those that are multiplied without tensor cores
@@ -50,7 +51,7 @@ class Branching(NamedTuple):
     root: torch.Tensor  # [B] int64 slot of node 0
     own: torch.Tensor  # [B, T] int64 slots of the nodes of this call, ascending
     place: torch.Tensor  # [B, T] int64 slots that they would have in a straight text
-    above: torch.Tensor  # [T] int32: bit n says whether node n is the node itself or one of its ancestors
+    above: torch.Tensor  # [T] int64: bit n says whether node n is the node itself or one of its ancestors
     window: int | None = None  # slots of a straight text that a node sees at most; more than the tree is deep
 
     def over(self, slots: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,7 @@ def fits(blocks: Any, tokens: int) -> bool:
         weight.is_cuda
         and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and shape.size in (16, 32, 64, 128)
-        and _power(tokens * shape.heads // shape.shared) * shape.size * weight.element_size() <= QUERIES
+        and _parts(tokens, shape.heads // shape.shared, shape.size * weight.element_size()) <= PARTS
         and all(type(linear) is nn.Linear for block in blocks for linear in block.linears)
     )
 
@@ -102,19 +103,21 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Rule, store: Any, heads: in
         new = joint.view(batch, tokens, -1, size).transpose(1, 2)[:, -shared:]
         store.lazy_initialization(new, new)
     keys, values = store.keys[store.cache.first :], store.values[store.cache.first :]
-    queries, slots = _power(tokens * group), store.keys.shape[2]
-    splits = max(min(PROGRAMS // (batch * shared), SPLITS, -(-slots // CHUNK)), 1)
+    parts = _parts(tokens, group, size * joint.element_size())
+    some, slots = -(-tokens // parts), store.keys.shape[2]  # tokens of a program
+    queries = _power(some * group)
+    splits = max(min(PROGRAMS // (batch * shared * parts), SPLITS, -(-slots // CHUNK)), 1)
     out = joint.new_empty(batch, tokens, heads * size)
-    count = batch * shared * splits * queries
+    count = batch * shared * parts * splits * queries
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
     early = launch.begins_early(joint.device)
     large = queries * size > 4096 or joint.element_size() == 4  # for the registers of four warps
     tree = (rule.root, rule.place.contiguous(), rule.above) if isinstance(rule, Branching) else (None, None, None)
     with launch.on(joint.device):
-        layer.attend[(shared, splits, batch)](
+        layer.attend[(shared * parts, splits, batch)](
             joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own.contiguous(), *tree,
             keys, values, out, peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
-            tokens, group, heads, splits, slots,
+            tokens, some, group, heads, splits, slots,
             D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK // 2 if large else BLOCK, CHUNK=CHUNK,
             WINDOW=rule.window is not None, EARLY=early, num_warps=8 if large else 4, launch_pdl=early,
         )  # fmt: skip
@@ -243,6 +246,12 @@ def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> t
             W=block, EARLY=early, num_warps=8 if block > 1024 else 4, launch_pdl=early,
         )  # fmt: skip
     return total, out
+
+
+def _parts(tokens: int, group: int, size: int) -> int:
+    """How many programs share the queries of so many tokens, which have a group of them of so many bytes each."""
+    most = min(QUERIES, BYTES // size)  # queries of a program
+    return -(-tokens // max(most // group, 1))
 
 
 def _power(count: int) -> int:

@@ -18,7 +18,7 @@ class Nodes(NamedTuple):
     names: tuple[int, ...]  # their numbers, ascending
     number: torch.Tensor  # [T] int64, the same
     depth: torch.Tensor  # [T] int64
-    above: torch.Tensor  # [T] int32, as Branching has it
+    above: torch.Tensor  # [T] int64, as Branching has it
     parent: torch.Tensor  # [T] int64: which node of the call before is each one's parent; 0 where there was none
     first: int  # how many nodes were asked about in calls before
 
@@ -27,8 +27,8 @@ class Nodes(NamedTuple):
         tree: Tree, names: tuple[int, ...], device: torch.device, before: tuple[int, ...] = (), first: int = 0
     ) -> Nodes:
         """`before`: nodes of the call before this one."""
-        bits = ancestry(tree)[list(names)].astype(np.uint32) << np.arange(tree.size, dtype=np.uint32)
-        above = bits.sum(axis=1, dtype=np.uint32).view(np.int32)
+        bits = ancestry(tree)[list(names)].astype(np.uint64) << np.arange(tree.size, dtype=np.uint64)
+        above = bits.sum(axis=1, dtype=np.uint64).view(np.int64)
         place = {node: i for i, node in enumerate(before)}
         parent = [place.get(tree.parent[node], 0) for node in names]
         columns = (names, [tree.depth[node] for node in names], above, parent)

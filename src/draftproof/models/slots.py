@@ -30,7 +30,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         for name, states in (("keys", key_states), ("values", value_states)):
             _, heads, _, width = states.shape
             setattr(self, name, states.new_zeros((self.cache.rows, heads, self.cache.capacity + 1, width)))
-        self.arrived = states.new_zeros(self.cache.rows * heads, dtype=torch.int32)  # programs of cuda.attend
+        # programs of cuda.attend
+        self.arrived = states.new_zeros(self.cache.rows * heads * cuda.PARTS, dtype=torch.int32)
         self.is_initialized = True
 
     def update(
