@@ -144,7 +144,7 @@ def steps(target: HFModel, draft: HFModel | None, rows: int, length: int, text: 
     batch.add([Request(target, prompt, sampling, sampling, 32, (), Member(5, row), Trace()) for row in range(rows)])
     batch.step()
     batch.state.limit.copy_(batch.state.base)
-    return lambda: batch.chains.run(batch.tree)
+    return lambda: batch.resident.run(batch.tree)
 
 
 def milliseconds(call: Callable[[], object], count: int) -> float:

@@ -9,7 +9,7 @@ import torch
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine import chains, fused
+from draftproof.engine import fused, resident
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_draw
@@ -151,7 +151,9 @@ def test_no_step_is_in_vain_where_the_end_is_in_sight(rows, monkeypatch):
     for draft, length in ((None, 0), (tiny.model("llama", 1), 3)):
         batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), rows, 60)
         begun = []
-        monkeypatch.setattr(batch.chains, "run", lambda k, run=batch.chains.run, begun=begun: begun.append(k) or run(k))
+        monkeypatch.setattr(
+            batch.resident, "run", lambda k, run=batch.resident.run, begun=begun: begun.append(k) or run(k)
+        )
         made = requests(target, [[65, 66 + r] for r in range(rows)], dp.Sampling(end_tokens=()), 12)
         for request in made:
             batch.add([request])
@@ -182,7 +184,7 @@ def test_rows_come_and_go():
 def prefills(batch, monkeypatch):
     """Rows and how much of each is read, for every call that reads prompts, as the sessions of a batch make them."""
     made = []
-    for session in batch.chains.sessions:
+    for session in batch.resident.sessions:
 
         def spy(ids, rows, positions, real=session.prefill):
             assert len(ids) == packing.STEP
@@ -226,7 +228,7 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
     assert batch.room == 0
     assert read == []
     finish(batch)
-    assert read == [{4: 20, 1: 9, 0: 3, 2: 1}] * len(batch.chains.sessions)  # the fourth prompt is the first again
+    assert read == [{4: 20, 1: 9, 0: 3, 2: 1}] * len(batch.resident.sessions)  # the fourth prompt is the first again
     for request in made:
         alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
         single = FusedBatch(target, draft, "block", dp.Tree.chain(3), 1, 40)
@@ -257,7 +259,7 @@ def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
         return SimpleNamespace(replay=call), None
 
     plain, recording = (FusedBatch(target, draft, "block", dp.Tree.chain(3), 2, 60) for _ in range(2))
-    recording.chains.readers = [Reader(session, record) for session in recording.chains.sessions]
+    recording.resident.readers = [Reader(session, record) for session in recording.resident.sessions]
     counts = []
     for prompts in ([[65] * 3], [[66] * 5, [67]], [[68] * 9], [[69] * 7], [[70, 71] * 5, [72] * 3], [[73]]):
         said = []
@@ -268,7 +270,7 @@ def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
             finish(batch)
             said.append([request.tokens for request in made])
         assert said[0] == said[1]
-        counts.append(len(recorded) // len(recording.chains.sessions))
+        counts.append(len(recorded) // len(recording.resident.sessions))
     assert counts == [0, 1, 1, 1, 2, 2]  # widths 8, 8, 16, 8, 16, 8
 
 
@@ -393,10 +395,10 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
     target = tiny.model()
     made = requests(target, [[65, 66], [67]], dp.Sampling(), length=4)
     batch = FusedBatch(target, None, "block", dp.Tree.chain(0), 2, 40)
-    for module in (fused, chains):
+    for module in (fused, resident):
         ours = SimpleNamespace(perf_counter=lambda: clock[0], perf_counter_ns=lambda: int(clock[0] * 1e9))
         monkeypatch.setattr(module, "time", ours)
-    session = batch.chains.target
+    session = batch.resident.target
     monkeypatch.setattr(session, "forward", takes(10, session.forward))
     monkeypatch.setattr(session, "prefill", takes(100, session.prefill))
     monkeypatch.setattr(made[0], "absorb", takes(1, made[0].absorb))

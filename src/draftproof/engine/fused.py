@@ -13,9 +13,9 @@ import torch
 
 from draftproof.couple import COUPLINGS
 from draftproof.draft import Tree
-from draftproof.engine.chains import PHASES, RULES, Chains, Made
 from draftproof.engine.pace import Pace
 from draftproof.engine.request import Request
+from draftproof.engine.resident import PHASES, RULES, Made, Resident
 from draftproof.engine.text import Piece
 from draftproof.engine.trace import Step
 from draftproof.errors import DraftproofError
@@ -83,7 +83,7 @@ def reopen(
 
 
 class FusedBatch:
-    """Requests in the rows of Chains; the interface of Batch."""
+    """Requests in the rows of Resident; the interface of Batch."""
 
     kind: tuple[Any, ...] = ()  # what `reopen` knows it by
 
@@ -104,8 +104,8 @@ class FusedBatch:
         self.capacity = capacity
         # a text that has ended is noticed while one more step is in flight
         capacity += self.tree.size + self.tree.depth[-1] + 1
-        self.chains = Chains(target, draft, rule, self.tree, size, capacity, compiled)
-        self.state, self.device = self.chains.state, self.chains.device
+        self.resident = Resident(target, draft, rule, self.tree, size, capacity, compiled)
+        self.state, self.device = self.resident.state, self.resident.device
         self.vocabulary = target.vocabulary
         self.requests: list[Request | None] = [None] * size
         self.samplings = [Sampling()] * size
@@ -171,12 +171,12 @@ class FusedBatch:
         texts: dict[Sequence[int], list[int]] = {}
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
-        self.chains.read((rows[0], text) for text, rows in texts.items())
+        self.resident.read((rows[0], text) for text, rows in texts.items())
         same = [(rows[0], other) for rows in texts.values() for other in rows[1:]]
         if same:
             sources, targets = self._send(same).unbind(1)
             self.state.text[targets] = self.state.text[sources]
-            for session in self.chains.sessions:
+            for session in self.resident.sessions:
                 session.copy(sources, targets, max(map(len, texts)) - 1)  # a step reads the last token
         index = self._send(list(requests))
         places = [(len(one.prompt) - 1, 0, len(one.prompt) + one.depth) for one in requests.values()]
@@ -192,7 +192,7 @@ class FusedBatch:
     def _control(self, requests: Mapping[int, Request], index: torch.Tensor) -> None:
         """Controls of new rows: nothing to do where they are those of the rows' last texts, but to count anew."""
         asked = [requests[row].sampling if row in requests else old for row, old in enumerate(self.samplings)]
-        controls = self.chains.controls
+        controls = self.resident.controls
         if controls is None or asked != self.samplings:
             self.samplings = asked
             self._set_controls()
@@ -211,7 +211,7 @@ class FusedBatch:
             texts = [(one.prompt, tuple(one.tokens)) if one else ((), ()) for one in self.requests]
             contexts = [Context(*text) for text in texts]
         fresh = Controls.of(self.samplings, self.tree.size, self.vocabulary, "cpu", contexts)
-        old = self.chains.controls
+        old = self.resident.controls
         same = old is not None and all(
             (a.shape == b.shape if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b)
             for a, b in zip(old, fresh, strict=True)
@@ -222,14 +222,14 @@ class FusedBatch:
                     kept.copy_(new, non_blocking=True)
         else:
             there = (part.to(self.device) if isinstance(part, torch.Tensor) else part for part in fresh)
-            self.chains.controls = Controls._make(there)
+            self.resident.controls = Controls._make(there)
 
     def _launch(self, joins: bool) -> _Reading:
         tree = self.tree if self.pace is None else self.tree.cut(self.pace.length)
         if tree.size > 1 and self._missed:
             self._remind()
         self._missed = tree.size == 1
-        made = self.chains.run(tree).to_host()
+        made = self.resident.run(tree).to_host()
         done: Any = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -241,7 +241,7 @@ class FusedBatch:
         """The drafter reads what was written without it."""
         self._catch_up()
         texts = [(row, (*one.prompt, *one.tokens)) for row, one in enumerate(self.requests) if one is not None]
-        self.chains.read(texts, again=True)
+        self.resident.read(texts, again=True)
 
     def _catch_up(self) -> None:
         """Read every step that is in flight."""

@@ -52,7 +52,7 @@ class Made(NamedTuple):
         return Made(*(part.to("cpu", non_blocking=True) for part in self))
 
 
-class Chains:
+class Resident:
     """Rows of a target's and a drafter's static session, and the steps on them."""
 
     def __init__(
