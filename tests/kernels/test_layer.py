@@ -158,7 +158,7 @@ def test_nodes_of_a_tree_by_kernels_see_what_they_may(name, monkeypatch):
     caches = [filled(Case(case.heads, case.shared, 16, 0, case.root, capacity=700), torch.float32)]
     caches.append(copy.deepcopy(caches[0]))
     x = torch.randn(rows, len(nodes.names), 48, device=DEVICE)
-    rotation = Rotation.of(rule.place - 1, frequencies(16).to(DEVICE))
+    rotation = Rotation.of(root[:, None] + nodes.depth - 1, frequencies(16).to(DEVICE))
     out = []
     for cache, mask in zip(caches, (rule.over(torch.arange(701, device=DEVICE))[:, None], rule), strict=True):
         cache.place_on_device(rule.own)
@@ -202,6 +202,23 @@ def test_half_precision(name, dtype):
     theirs, ours = run(CASES[name], dtype)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=16 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_what_a_head_reads_is_made_in_one_launch(tree):
+    """States and tokens as they come, or as a level of a tree takes them; a token that was not drawn is any."""
+    torch.manual_seed(0)
+    norms = torch.nn.RMSNorm(40, 1e-3), torch.nn.RMSNorm(40, 1e-5)
+    for norm in norms:
+        norm.to(DEVICE).requires_grad_(False).weight.uniform_(0.5, 2)
+    states, embeddings = torch.randn(3, 4, 40, device=DEVICE), torch.randn(9, 40, device=DEVICE)
+    tokens = torch.randint(9, (3, 4 + 3 * tree), device=DEVICE)
+    parent = torch.tensor([2, 2, 0], device=DEVICE) if tree else torch.arange(4, device=DEVICE)
+    number = torch.tensor([3, 5, 6], device=DEVICE) if tree else parent
+    tokens[1, 5 if tree else 2] = -1
+    made = cuda.enter(states, parent if tree else None, tokens, number if tree else None, embeddings, norms)
+    read = [norms[0](states[:, parent]), norms[1](embeddings[tokens[:, number].clamp_min(0)])]
+    torch.testing.assert_close(made, torch.cat(read, dim=-1))
 
 
 def test_angles():

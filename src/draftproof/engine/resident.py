@@ -144,8 +144,7 @@ class Resident:
         state, calls = self.state, self._calls[tree]
         tokens, draft_logits, summary = self._branch(tree, controls, names)
         _stamp(clock, 1)
-        # what follows a guess that was not drawn is never looked at, but must be valid input
-        logits = self.target.branch(tokens.clamp_min(0), state.base, calls.target)
+        logits = self.target.branch(tokens, state.base, calls.target)
         _stamp(clock, 2)
         out = kernels.traverse(logits, draft_logits, tokens, tree, controls, names, drafted=summary)
         for session in self.sessions:
@@ -166,7 +165,7 @@ class Resident:
             if not rows:
                 rows.append(drafter.start(state.text, state.base)[:, None])
             else:
-                rows.append(drafter.branch(tokens.index_select(1, call.number).clamp_min(0), state.base, call))
+                rows.append(drafter.branch(tokens, state.base, call))
             column = slice(call.first, call.first + len(call.names))
             some = None if kept is None else Summary(*(part[:, column] for part in kept))
             kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)

@@ -78,7 +78,7 @@ def is_above(bits, node):
 
 @triton.jit(do_not_specialize=["window", "scale", "T", "SOME", "G", "H", "SPLITS", "room"])
 def attend(
-    joint, cos, sin, own, root, place, above, keys, values, out, peaks, norms, scratch, arrived,
+    joint, cos, sin, own, place, root, above, keys, values, out, peaks, norms, scratch, arrived,
     window, scale, T, SOME, G, H, SPLITS, room,
     D: tl.constexpr, M: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     WINDOW: tl.constexpr, EARLY: tl.constexpr,
@@ -89,21 +89,21 @@ def attend(
     that 0 may be repeated; keys, values [B, shared, room, D]; out [B, T, H * D]. A token sees the slots from 1 to its
     own, or 0 alone if that is its own; with a window, only those less than `window` away.
 
-    Nodes of a tree have root [B], the slot of node 0, and above [T], whose bit n says whether node n is seen; `place`
-    [B, T] are the slots that they would have in a straight text. Slots between those of this call are no ancestors.
+    Nodes of a tree have root [B], the slot of node 0, and above [T], whose bit n says whether node n is seen; `own` [T]
+    are their numbers then, and `place` [T] their depths. Slots between those of this call are no ancestors.
     """
     next_may_begin(EARLY)
     wait(EARLY)
     split, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     parts = tl.cdiv(T, SOME)
     h, part, shared = tl.program_id(0) // parts, tl.program_id(0) % parts, tl.num_programs(0) // parts
-    first = tl.load(own + b * T).to(tl.int32)  # from here on slots are new: they are not read, so nobody waits for them
-    straight = own  # where tokens stand in a straight text
+    at, node0 = b * T, 0
     if above is not None:
-        straight = place
+        at, node0 = b * 0, tl.load(root + b).to(tl.int32)
+    first = node0 + tl.load(own + at).to(tl.int32)  # from here on slots are new: not read, so nobody waits for them
     begin = first * 0 + 1
     if WINDOW:
-        begin = tl.maximum(begin, tl.load(straight + b * T).to(tl.int32) - window + 1)
+        begin = tl.maximum(begin, node0 + tl.load(place + at).to(tl.int32) - window + 1)
     old = tl.maximum(first - begin, 0)
     span = tl.maximum(tl.cdiv(tl.cdiv(old, SPLITS), CHUNK), 1) * CHUNK
     used = tl.maximum(tl.cdiv(old, span), 1)
@@ -115,9 +115,8 @@ def attend(
         width = (H + 2 * shared) * D
         q = turned(joint, cos, sin, (b * T + t) * width + (h * G + m % G) * D, b * T + t, real, D)
         q = q.to(keys.dtype.element_ty)
-        mine = tl.load(straight + b * T + t, mask=real, other=0).to(tl.int32)
+        mine = node0 + tl.load(place + at + t, mask=real, other=0).to(tl.int32)  # slot in a straight text
         if above is not None:
-            node0 = tl.load(root + b).to(tl.int32)
             bits = tl.load(above + t, mask=real, other=0)
         peak = tl.full((M,), -1e30, tl.float32)  # not minus infinity, whose differences are NaN
         norm = tl.zeros((M,), tl.float32)
@@ -139,10 +138,10 @@ def attend(
         if split == used - 1:
             j = tl.arange(0, NEW)
             inside = j < T
-            at = (b * T + j) * width + (H + h) * D
-            slot = tl.load(own + b * T + j, mask=inside, other=0).to(tl.int32)
-            k = turned(joint, cos, sin, at, b * T + j, inside, D).to(q.dtype)
-            v = tl.load(joint + (at + shared * D)[:, None] + d, mask=inside[:, None], other=0.0)
+            new = (b * T + j) * width + (H + h) * D
+            slot = node0 + tl.load(own + at + j, mask=inside, other=0).to(tl.int32)
+            k = turned(joint, cos, sin, new, b * T + j, inside, D).to(q.dtype)
+            v = tl.load(joint + (new + shared * D)[:, None] + d, mask=inside[:, None], other=0.0)
             if part == 0:
                 tl.store(keys + store + slot[:, None] * D + d, k, mask=inside[:, None])
                 tl.store(values + store + slot[:, None] * D + d, v, mask=inside[:, None])
@@ -181,6 +180,37 @@ def norm(x, added, weight, total, out, eps, width, W: tl.constexpr, EARLY: tl.co
     value *= tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     value *= tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + i, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["eps", "other_eps", "T", "S", "N"])
+def enter(
+    states, parent, tokens, number, embeddings, weight, other_weight, out, eps, other_eps, T, S, N, width,
+    W: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """RMSNorm of a state of states [B, S, width], or of the embedding of a token of tokens [B, N]: half of a row of out
+    [B, T, 2 * width]."""
+    next_may_begin(EARLY)
+    row, half = tl.program_id(0), tl.program_id(1)
+    b, t = (row // T).to(tl.int64), row % T
+    i = tl.arange(0, W)
+    inside = i < width
+    if half == 0:
+        place = t.to(tl.int64)
+        if parent is not None:
+            place = tl.load(parent + t)
+        gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+        wait(EARLY)
+        value = tl.load(states + (b * S + place) * width + i, mask=inside, other=0.0).to(tl.float32)
+    else:
+        place = t.to(tl.int64)
+        if number is not None:
+            place = tl.load(number + t)
+        gain = tl.load(other_weight + i, mask=inside, other=0.0).to(tl.float32)
+        wait(EARLY)
+        token = tl.maximum(tl.load(tokens + b * N + place), 0)
+        value = tl.load(embeddings + token * width + i, mask=inside, other=0.0).to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / width + tl.where(half == 0, eps, other_eps)) * gain
+    tl.store(out + (row.to(tl.int64) * 2 + half) * width + i, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

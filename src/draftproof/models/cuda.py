@@ -35,6 +35,11 @@ class Causal(NamedTuple):
     own: torch.Tensor  # [B, T] int64 slots of the tokens, ascending by one, but that 0 may be repeated
     window: int | None = None  # slots that a token sees at most
 
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.own.shape[1]
+
     def over(self, slots: torch.Tensor) -> torch.Tensor:
         """[B, T, S]: the same written out, which of these slots [S] each token sees."""
         own = self.own[..., None]
@@ -49,17 +54,28 @@ class Branching(NamedTuple):
     """
 
     root: torch.Tensor  # [B] int64 slot of node 0
-    own: torch.Tensor  # [B, T] int64 slots of the nodes of this call, ascending
-    place: torch.Tensor  # [B, T] int64 slots that they would have in a straight text
+    number: torch.Tensor  # [T] int64 the nodes of this call, ascending
+    depth: torch.Tensor  # [T] int64
     above: torch.Tensor  # [T] int64: bit n says whether node n is the node itself or one of its ancestors
     window: int | None = None  # slots of a straight text that a node sees at most; more than the tree is deep
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return len(self.number)
+
+    @property
+    def own(self) -> torch.Tensor:
+        """[B, T] slots of the nodes."""
+        return self.root[:, None] + self.number
 
     def over(self, slots: torch.Tensor) -> torch.Tensor:
         """[B, T, S]: the same written out, which of these slots [S] each node sees."""
         node = (slots - self.root[:, None])[:, None]  # [B, 1, S]
         inside = (self.above[:, None] >> node.clamp(0, TOKENS - 1)) & 1 > 0
         seen = (slots > 0) & ((node < 0) | ((node < TOKENS) & inside))
-        return seen if self.window is None else seen & (self.place[..., None] - slots < self.window)
+        place = (self.root[:, None] + self.depth)[..., None]  # in a straight text
+        return seen if self.window is None else seen & (place - slots < self.window)
 
 
 Rule: TypeAlias = Causal | Branching
@@ -112,10 +128,15 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Rule, store: Any, heads: in
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
     early = launch.begins_early(joint.device)
     large = queries * size > 4096 or joint.element_size() == 4  # for the registers of four warps
-    tree = (rule.root, rule.place.contiguous(), rule.above) if isinstance(rule, Branching) else (None, None, None)
+    places: tuple[torch.Tensor | None, ...]
+    if isinstance(rule, Branching):
+        places = rule.number, rule.depth, rule.root, rule.above
+    else:
+        own = rule.own.contiguous()
+        places = own, own, None, None
     with launch.on(joint.device):
         layer.attend[(shared * parts, splits, batch)](
-            joint, rotation.cos.contiguous(), rotation.sin.contiguous(), rule.own.contiguous(), *tree,
+            joint, rotation.cos.contiguous(), rotation.sin.contiguous(), *places,
             keys, values, out, peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
             tokens, some, group, heads, splits, slots,
             D=size, M=queries, NEW=_power(tokens), BLOCK=BLOCK // 2 if large else BLOCK, CHUNK=CHUNK,
@@ -208,6 +229,34 @@ def _addresses(x: torch.Tensor, blocks: Any, stores: Sequence[Any]) -> torch.Ten
     if cache.addresses is None or cache.addresses[0] != found:
         cache.addresses = found, torch.tensor(found, dtype=torch.int64, device=x.device)
     return cache.addresses[1]  # type: ignore[no-any-return]
+
+
+def enter(
+    states: torch.Tensor,
+    parent: torch.Tensor | None,
+    tokens: torch.Tensor,
+    number: torch.Tensor | None,
+    embeddings: torch.Tensor,
+    norms: tuple[nn.RMSNorm, nn.RMSNorm],
+) -> torch.Tensor:
+    """The norms of a state and, beside it, of the embedding of the token after it: [B, T, 2 * width] in one launch.
+
+    States [B, S, width] and tokens [B, N] are taken as `parent` [T] and `number` [T] say, or one after another; a token
+    below 0 is nobody's.
+    """
+    from draftproof.kernels import launch, layer
+
+    (batch, given, width), early = states.shape, launch.begins_early(states.device)
+    count = tokens.shape[1] if number is None else len(number)
+    out = states.new_empty(batch, count, 2 * width)
+    block = _power(width)
+    with launch.on(states.device):
+        layer.enter[(batch * count, 2)](
+            states.contiguous(), parent, tokens.contiguous(), number, embeddings, norms[0].weight, norms[1].weight, out,
+            norms[0].eps or 0.0, norms[1].eps or 0.0, count, given, tokens.shape[1], width,
+            W=block, EARLY=early, num_warps=8 if block > 1024 else 4, launch_pdl=early,
+        )  # fmt: skip
+    return out
 
 
 def norm(x: torch.Tensor, weights: nn.RMSNorm) -> torch.Tensor:

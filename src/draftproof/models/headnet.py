@@ -81,7 +81,13 @@ class HeadNetwork(nn.Module):
         """
         few = native.fits(states) and native.fits(embeddings)
         read = [normed(self.norm_state, states, few), normed(self.norm_embedding, embeddings, few)]
-        x = self.join(torch.cat(read, dim=-1))
+        return self.go_on(torch.cat(read, dim=-1), rotation, mask, stores, known)
+
+    def go_on(
+        self, read: torch.Tensor, rotation: Rotation, mask: Mask, stores: Sequence[Store | None], known: bool
+    ) -> torch.Tensor:
+        """The same from the norms of both side by side, [B, T, 2 * width]."""
+        x = self.join(read)
         first = 0 if known else len(self.blocks) - 1
         return self.blocks(x, rotation, [mask] * len(self.blocks), stores, first)[0]  # type: ignore[no-any-return]
 

@@ -37,8 +37,7 @@ class Nodes(NamedTuple):
 
     def rule(self, root: torch.Tensor, window: int | None = None) -> Branching:
         """What they see where node 0 is in slot root [B]."""
-        own, place = (root[:, None] + part for part in (self.number, self.depth))
-        return Branching(root, own, place, self.above, window)
+        return Branching(root, self.number, self.depth, self.above, window)
 
 
 class Calls(NamedTuple):

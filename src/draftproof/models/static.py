@@ -60,9 +60,12 @@ class StaticSession:
         """Logits [B, V] after `count` guesses, of which token [B] is the last."""
         return self.forward(token[:, None], base + count, keep=1)[:, 0]
 
-    def branch(self, ids: torch.Tensor, base: torch.Tensor, nodes: Nodes) -> torch.Tensor:
-        """Logits [B, T, V] after some nodes of a tree, of tokens [B, T]; node 0 stands at position base [B]."""
-        rules = {kind: nodes.rule(base + 1, window) for kind, window in self.model.windows.items()}
+    def branch(self, tokens: torch.Tensor, base: torch.Tensor, nodes: Nodes) -> torch.Tensor:
+        """Logits [B, T, V] after some nodes of a tree of tokens [B, N]; node 0 stands at position base [B]."""
+        root, windows = base + 1, self.model.windows
+        rules = {kind: nodes.rule(root, window) for kind, window in windows.items()}
+        # what follows a guess that was not drawn is never looked at, but must be valid input
+        ids = tokens.index_select(1, nodes.number).clamp_min(0)
         return self._look(ids, base[:, None] + nodes.depth, rules, len(nodes.names))
 
     def follow(self, base: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:

@@ -31,12 +31,14 @@ class StaticHead:
         for layer in self.cache.layers:  # here, as a short prompt's first call is one that may be compiled
             layer.lazy_initialization(entry, entry)
         self.angles = model.angles(target.capacity)
+        self.frequencies = model.network.frequencies.to(self.device)
         self.slots = torch.arange(target.capacity + 1, device=self.device)
         self.recent = torch.arange(-length - 1, 0, device=self.device)  # entries that a step may have made true
         # minus infinity stays where nothing can be guessed
         room = (rows, max(length, inner), model.vocabulary)
         self.logits = torch.full(room, -torch.inf, dtype=dtype, device=self.device)
         self.states = torch.empty(0)  # [B, T, width] the head's own, after the guesses of the last call
+        self.last = torch.empty(0)  # [B, 1] entry of the last committed token
         self.compiled = compiled
         # dynamic=False: a call has one of two shapes, and each deserves code of its own
         self._fast = torch.compile(self._entries, dynamic=False) if compiled else self._entries
@@ -58,48 +60,64 @@ class StaticHead:
     def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """Logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""
         entries = (base[:, None] + self.recent).clamp_min(-1)  # before the text there is entry -1, as often as needed
-        self.cache.place_on_device(entries + 1)
-        rows = torch.arange(len(base), device=self.device)[:, None]
-        features = self._features()[rows, entries + 1]  # slot 0 is never written: zeros
-        made = self._fast(features, text.gather(1, entries + 2), entries, self._mask(cuda.Causal(entries + 1)), True)
-        self.states = made[:, -1:]
+        slots, rows = entries + 1, torch.arange(len(base), device=self.device)[:, None]
+        features = self._features()[rows, slots]  # slot 0 is never written: zeros
+        ids = text.gather(1, slots + 1)
+        made = self._fast(features, ids, entries, self._see(cuda.Causal(slots)), True)
+        self.states, self.last = made[:, -1:], entries[:, -1:]
         return self._say(0)[:, 0]
 
     @torch.no_grad()
     def go_on(self, token: torch.Tensor, base: torch.Tensor, count: int) -> torch.Tensor:
         """Logits [B, V] after `count` guesses, of which token [B] is the last."""
-        entries = base[:, None] + (count - 1)
-        self.cache.place_on_device(entries + 1)
-        mask = self._mask(cuda.Causal(entries + 1))
-        self.states = self._fast(self.states, token[:, None], entries, mask, False)
+        entries = self.last + count
+        self.states = self._fast(self.states, token[:, None], entries, self._see(cuda.Causal(entries + 1)), False)
         return self._say(count)[:, 0]
 
     @torch.no_grad()
-    def branch(self, ids: torch.Tensor, base: torch.Tensor, nodes: Nodes) -> torch.Tensor:
-        """Logits [B, T, V] after nodes of a tree, of tokens [B, T], whose parents were those of the call before."""
-        rule = nodes.rule(base)  # the entry of node 0 is that of the token before it
-        self.cache.place_on_device(rule.own)
-        parents = self.states.index_select(1, nodes.parent)
-        self.states = self._fast(parents, ids, rule.place - 1, self._mask(rule), False)
+    def branch(self, tokens: torch.Tensor, base: torch.Tensor, nodes: Nodes) -> torch.Tensor:
+        """Logits [B, T, V] after nodes of a tree of tokens [B, N], whose parents were those of the call before."""
+        mask = self._see(nodes.rule(base))  # the entry of node 0 is that of the token before it
+        self.states = self._fast(self.states, tokens, self.last + nodes.depth, mask, False, nodes)
         return self._say(nodes.first)
 
     def follow(self, base: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:
         """Nothing: entries of guesses are made anew once the target has read them."""
 
     def _entries(
-        self, states: torch.Tensor, ids: torch.Tensor, entries: torch.Tensor, mask: Mask, known: bool
+        self,
+        states: torch.Tensor,
+        ids: torch.Tensor,
+        entries: torch.Tensor,
+        mask: Mask,
+        known: bool,
+        nodes: Nodes | None = None,
     ) -> torch.Tensor:
-        """Own states [B, T, width] after tokens [B, T]; those before them are own ones or, if known, the target's."""
+        """Own states [B, T, width] after tokens [B, T]; those before them are own ones or, if known, the target's.
+
+        nodes     of a tree: tokens are all of its, and states those of the call before
+        """
+        network = self.model.network
         if known:
-            states = self.model.network.fuse(states)
+            states = network.fuse(states)
+        parent, number = (None, None) if nodes is None else (nodes.parent, nodes.number)
+        if isinstance(mask, cuda.Rule):
+            rotation = Rotation(*cuda.angles(entries, self.frequencies, 1.0, states.dtype))
+            norms = network.norm_state, network.norm_embedding
+            read = cuda.enter(states, parent, ids, number, self.model.embed.weight, norms)
+            return network.go_on(read, rotation, mask, self.cache.layers, known)
         places = entries.clamp_min(0)
         rotation = Rotation(*(part[places][:, None] for part in self.angles))
+        if parent is not None and number is not None:
+            states, ids = states.index_select(1, parent), ids.index_select(1, number).clamp_min(0)
         return self.model.run(states, ids, rotation, mask, self.cache, known)
 
-    def _mask(self, rule: cuda.Rule) -> Mask:
-        """The rule itself, where kernels do the call; else what it says."""
-        few = not self.compiled and cuda.fits(self.model.network.blocks, rule.own.shape[1])
-        return rule if few else rule.over(self.slots)[:, None]
+    def _see(self, rule: cuda.Rule) -> Mask:
+        """The rule itself, where kernels do the call; else what it says, and the cache is told where entries go."""
+        if not self.compiled and cuda.fits(self.model.network.blocks, rule.tokens):
+            return rule
+        self.cache.place_on_device(rule.own)
+        return rule.over(self.slots)[:, None]
 
     def _say(self, first: int) -> torch.Tensor:
         """Logits [B, T, V] after the nodes of the last call, the first of which is so far down the list."""
