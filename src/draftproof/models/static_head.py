@@ -32,6 +32,7 @@ class StaticHead:
             layer.lazy_initialization(entry, entry)
         self.angles = model.angles(target.capacity)
         self.frequencies = model.network.frequencies.to(self.device)
+        self.rows = torch.arange(rows, device=self.device)[:, None]
         self.slots = torch.arange(target.capacity + 1, device=self.device)
         self.recent = torch.arange(-length - 1, 0, device=self.device)  # entries that a step may have made true
         # minus infinity stays where nothing can be guessed
@@ -60,10 +61,9 @@ class StaticHead:
     def start(self, text: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         """Logits [B, V] after the token at position base [B]; text [B, S] holds token t in slot t + 1."""
         entries = (base[:, None] + self.recent).clamp_min(-1)  # before the text there is entry -1, as often as needed
-        slots, rows = entries + 1, torch.arange(len(base), device=self.device)[:, None]
-        features = self._features()[rows, slots]  # slot 0 is never written: zeros
-        ids = text.gather(1, slots + 1)
-        made = self._fast(features, ids, entries, self._see(cuda.Causal(slots)), True)
+        slots = entries + 1
+        features = self._features()[self.rows, slots]  # slot 0 is never written: zeros
+        made = self._fast(features, text.gather(1, entries + 2), entries, self._see(cuda.Causal(slots)), True)
         self.states, self.last = made[:, -1:], entries[:, -1:]
         return self._say(0)[:, 0]
 
