@@ -78,6 +78,6 @@ def test_best_guesses_by_name() -> None:
     assert tree.inner == tuple(node for node in range(tree.size) if tree.children(node))
     assert len(tree.inner) < len(Tree.best(20, 20).inner)  # a deeper tree is narrower
     assert Tree.best(3, 1) == Tree.star(3)
-    assert Tree.best(9, 1) == Tree.star(4)  # a fifth child is not worth a guess
+    assert Tree.best(9, 1) == Tree.star(5)  # a sixth child is not worth a guess
     with pytest.raises(DraftproofError, match="unknown tree 'best:20': use chain:5"):
         Tree.parse("best:20")
