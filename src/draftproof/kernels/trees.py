@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     waves: tuple[Tensor, ...]  # [W] int32 each
 
 
-@lru_cache(maxsize=64)
+@cache  # a recorded step reads it as long as it is replayed: none is thrown away
 def plan_of(tree: Tree, device: torch.device) -> Plan:
     """Made once for a tree and a device, so that a step can be captured in a graph."""
 
