@@ -240,7 +240,7 @@ def test_a_row_in_several_spans(control: Sampling) -> None:
     launch = importlib.import_module("draftproof.kernels.launch")
     target, draft = logits(3, 3, 700, torch.bfloat16, seed=7)
     controls = Controls.of([control] * 3, 3, 700, DEVICE)
-    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 64, 2, 2)
+    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 64, 2, 2, 2)
     space = launch.Workspace.of(3, 3, 700, torch.device(DEVICE), plan)
     rows = launch.Workspace.of(3, 2, 700, torch.device(DEVICE), plan)
     name = names(3)
@@ -249,6 +249,32 @@ def test_a_row_in_several_spans(control: Sampling) -> None:
     assert torch.allclose(made.scale, kept.scale, rtol=1e-6)
     out = kernels.verify(target, draft, tokens, controls, rule, name, drafted=made, backend="triton", workspace=space)
     assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
+
+
+def test_a_few_tokens_narrow_block_verification_down() -> None:
+    """The largest tokens of the parts of a row, each once; their bounds settle some sequences and leave others open."""
+    launch = importlib.import_module("draftproof.kernels.launch")
+    target, draft = logits(9, 4, 270, torch.bfloat16, seed=3)
+    ours, theirs = (Controls.of([s] * 9, 4, 270, DEVICE) for s in (Sampling(), Sampling(top_k=40)))
+    name, rule = names(9), _rules(*[Rule.BLOCK] * 9)
+    rows = []
+    for controls, crests in ((theirs, 2), (ours, 0), (ours, 2)):
+        space = launch.Workspace.of(9, 4, 270, torch.device(DEVICE), launch.Plan(256, 128, 32, 2, 1, crests))
+        law = reference.law(draft, controls, torch.zeros(9, 0, dtype=torch.int64, device=DEVICE))
+        tokens = sample(law, uniforms(*name, Lane.DRAFT, 3))
+        kept = kernels.summarise(draft, controls, tokens)
+        out = kernels.verify(
+            target, draft, tokens, ours, rule, name, drafted=kept, draft_controls=controls, backend="triton",
+            workspace=space,
+        )  # fmt: skip
+        assert agreement.compare(out, target, draft, tokens, ours, rule, name, controls) == (0, 0)
+        rows.append(int(space.state.work[0]))
+    assert 9 < rows[2] < rows[1]
+    row = torch.nn.functional.pad(target[:, :3].float(), (0, 2), value=-math.inf).unflatten(-1, (-1, 8))
+    for blocks, s in zip(space.stats.crest.view(9, 4, -1)[:, :3].flatten(0, 1), row.flatten(0, 1), strict=True):
+        inside = blocks[blocks < len(s)]
+        assert len(set(inside.tolist())) == len(inside) == 3  # 270 tokens: two parts of a span, and one of the next
+        assert s[inside].max() == s.max()
 
 
 def test_a_zero_residual_falls_back_to_the_target() -> None:
@@ -276,7 +302,7 @@ def test_bad_input_is_flagged_and_never_leaves_the_vocabulary() -> None:
     tokens = torch.full((8, 2), 5, dtype=torch.int64, device=DEVICE)
     target[0, 1, 7] = math.nan
     target[1, 0] = -math.inf
-    target[2, 2, 9] = math.inf
+    target[2, 1, 9] = math.inf
     tokens[3, 1] = 130
     draft[4, 1, 3] = math.nan
     draft[5, 0, 5] = -math.inf
@@ -300,6 +326,24 @@ def test_bad_input_is_flagged_and_never_leaves_the_vocabulary() -> None:
         assert out.accepted[5] == 0
         assert out.tokens[6, out.accepted[6]] < 11
         assert out.accepted[7] == 0
+
+
+@pytest.mark.parametrize("control", [Sampling(), Sampling(top_k=60)], ids=["plain", "top_k"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_last_row_matters_if_it_is_reached(bad: float, control: Sampling) -> None:
+    """A broken one is flagged only where all drafts are accepted; without truncation it is not even read before."""
+    target, draft = logits(6, 3, 130, torch.bfloat16, seed=5)
+    controls = Controls.of([control] * 6, 3, 130, DEVICE)
+    tokens, kept = propose(draft, controls, names(6))
+    rule = _rules(*RULES * 2)
+    sound = kernels.verify(target, draft, tokens, controls, rule, names(6), drafted=kept, backend="triton")
+    target[:, 2, 9] = bad
+    out = kernels.verify(target, draft, tokens, controls, rule, names(6), drafted=kept, backend="triton")
+    reached = sound.accepted == 2
+    assert 0 < reached.sum() < 6
+    assert torch.equal(out.fault, torch.where(reached, int(Fault.TARGET), 0).int())
+    assert torch.equal(out.tokens[~reached], sound.tokens[~reached])
+    assert out.tokens[reached].tolist() == [[0, -1, -1]] * int(reached.sum())
 
 
 def test_one_allowed_token() -> None:

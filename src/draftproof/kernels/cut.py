@@ -160,7 +160,7 @@ def cut(
     row = tl.program_id(0).to(tl.int64)
     b = row // N
     n = (row % N).to(tl.int32)
-    used = is_read(rows, b, n)
+    used = is_read(rows, b, n, False)
     k = tl.load(limits[0] + b)
     k = tl.where(k >= rows.size, 0, k)
     share = tl.load(limits[1] + b)

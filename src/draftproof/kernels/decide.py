@@ -3,19 +3,21 @@
 
 Token and one-hot rules are settled so. Block verification takes node i with h = Z / (Z + 1 - w), where Z is a sum over
 the vocabulary; but h never exceeds w, the last node's h is w itself, and w = 1 ends the scan, so that the weights w
-alone leave one node or a few: those between `low` and `high`.
+alone leave one node or a few: those between `low` and `high`. A few tokens of their rows may leave fewer (`narrow`).
 """
 
 import triton
 import triton.language as tl
 
 from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, shift_of, slope, uniform, wait, weigh
+from draftproof.kernels.narrow import narrow
 
 
 @triton.jit(do_not_specialize=["N", "S"])
 def decide(
     rows, law, draft, draft_law, stats, state, N, S,
-    NP: tl.constexpr, SP: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
+    NP: tl.constexpr, SP: tl.constexpr, LANE: tl.constexpr, W: tl.constexpr, WP: tl.constexpr,
+    GREEDY: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One sequence. What does not need the rows' laws is read while the kernel before may still run."""
     next_may_begin(EARLY)
@@ -26,7 +28,7 @@ def decide(
     if state.rule is not None:
         rule = tl.load(state.rule + b)
         v = uniform(state, b, 1, 0)
-    x, s, q, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP)
+    x, s, q, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, LAZY)
     wait(EARLY)
     if law.cutoff is None:
         numbers = combine(rows, law, stats, b, N, S, used, NP, SP, GREEDY)
@@ -39,25 +41,37 @@ def decide(
             drawn = (n < length) & (q > 0)
             ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
             stop, low, high, weights = walk(n, v, ratio, length, N, rule)
+            if stats.crest is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+                if stop < 0:
+                    stop, low, high = narrow(
+                        rows, law, draft, draft_law, stats, b, v, numbers, weights, low, high, N, S, NP, LANE, W, WP
+                    )
             tl.store(state.chance + b * N + n, p, mask=n < N)
             tl.store(state.weight + b * N + n, weights, mask=n < N)
-        lost = tl.sum(((n <= length) & ~(numbers[1] > 0)).to(tl.int32)) > 0
+        last = length - 1 if LAZY else tl.maximum(stop, length - 1)  # the row after all drafts counts if it is reached
+        lost = tl.sum(((n <= last) & ~(numbers[1] > 0)).to(tl.int32)) > 0
+        high = tl.where(lost | numbers[5], low - 1, high)  # nothing to sum, nothing to draw
         facts = state.facts + 8 * b
         tl.store(facts, tl.where(lost, 0, stop))
         tl.store(facts + 1, low)
-        tl.store(facts + 2, tl.where(lost | numbers[5], low - 1, high))  # nothing to sum, nothing to draw
+        tl.store(facts + 2, high)
         tl.store(facts + 3, length)
         tl.store(facts + 4, fault + tl.where(lost, 1, 0))
         tl.store(facts + 5, rule)
+        if state.work is not None:
+            at = tl.atomic_add(state.work, high - low + 1, sem="relaxed")
+            tl.store(state.work + 1 + at + n, (b * N + low + n).to(tl.int32), mask=n <= high - low)
 
 
 @triton.jit
-def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr):
+def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr, LAZY: tl.constexpr):
     """Of each node: its draft's id, score and q, and whether its row was measured; number of drafts, and faults."""
     n = tl.arange(0, NP)
     start = rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n
     x = tl.load(start, mask=n < N - 1, other=-1)
-    used = (n == 0) | (tl.load(start - 1, mask=(n > 0) & (n < N), other=-1) >= 0)
+    used = x >= 0
+    if not LAZY:
+        used = (n == 0) | (tl.load(start - 1, mask=(n > 0) & (n < N), other=-1) >= 0)
     length = tl.min(tl.where((x >= 0) & (x < rows.size), NP, n))
     fault = tl.where(tl.sum(((x >= rows.size) & (n == length)).to(tl.int32)) > 0, 2, 0)
     x = tl.where(n < length, x, 0)

@@ -48,6 +48,7 @@ class Stats(NamedTuple):
     first: Any  # [B * N, S] smallest id of the largest score
     group: Any  # [B * N, G] largest score of each group of tokens; None where nothing is truncated
     share: Any  # [B * N, G] like norm, of each group and its own peak; None unless many tokens may stay
+    crest: Any  # [B * N, S * W] for W parts of each span, which LANE tokens hold the largest; None where not wanted
 
 
 class Lists(NamedTuple):
@@ -76,6 +77,9 @@ class State(NamedTuple):
     weight: Any  # [B, N] w, the factor of p in the excess
     chance: Any  # [B, N] p of the draft after each node
     sums: Any  # [B * N, E] excess of each chunk of tokens
+    totals: Any = None  # [B * N, Q] excess of each program's part of a row
+    shifts: Any = None  # [B, E] of each chunk of a row that was not measured: the power of two that its sum counts
+    work: Any = None  # [1 + B * N] how many rows are to be summed, and which; None where nobody sums
 
 
 def dull(number: int) -> int:
@@ -104,10 +108,12 @@ def wait(EARLY: tl.constexpr):
 
 
 @triton.jit
-def is_read(rows, b, n):
-    """Whether a draft leads to row n."""
+def is_read(rows, b, n, LAZY: tl.constexpr):
+    """Whether a draft leads to row n. LAZY: whether one leaves it, the row after the last draft being read later."""
     used = n == 0
-    if n > 0:
+    if LAZY:
+        used = tl.load(rows.tokens + b * plain(rows.drafts) + n) >= 0
+    elif n > 0:
         used = tl.load(rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n - 1) >= 0
     return used
 

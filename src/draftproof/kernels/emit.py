@@ -9,13 +9,14 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import LATE, plain, recall, score, uniform, wait, weigh
-from draftproof.kernels.excess import listed, place, rest, row_of
+from draftproof.kernels.residual import listed, place, rest, row_of
 
 
-@triton.jit(do_not_specialize=["N", "E"])
+@triton.jit(do_not_specialize=["N", "E", "Q"])
 def emit(
-    rows, law, draft, draft_law, lists, state, out, N, E,
-    CHUNK: tl.constexpr, NP: tl.constexpr, EP: tl.constexpr, SHORT: tl.constexpr, EARLY: tl.constexpr,
+    rows, law, draft, draft_law, lists, state, out, N, E, Q,
+    CHUNK: tl.constexpr, NP: tl.constexpr, EP: tl.constexpr, QP: tl.constexpr,
+    SHORT: tl.constexpr, WIDTH: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The outcome of one sequence. SHORT: every row has a list, so short that nobody has summed its excess before."""
     b = tl.program_id(0).to(tl.int64)
@@ -29,13 +30,38 @@ def emit(
     high = tl.load(state.facts + 8 * b + 2)
     flags = tl.load(state.facts + 8 * b + 4)
     token = stop * 0
+    late = low > high  # whether the row was not measured; this is its law then
+    shift, scale = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
     if low <= high:
-        stop, total, sums = settle(rows, law, draft, draft_law, lists, state, b, v, stop, low, N, E, CHUNK, EP, SHORT)
-        token = pick(rows, law, draft, draft_law, lists, state, b, stop, u, total, sums, N, CHUNK, SHORT)
+        i, sums = tl.arange(0, NP), tl.zeros((EP,), tl.float64)
+        if SHORT:
+            each = by_list(rows, law, draft, draft_law, lists, state, b, low, high, N, WIDTH, NP)
+            if stop < 0:
+                stop = settle(state, b, v, low, each, N, NP)
+            total = tl.sum(tl.where(i == stop, each, 0.0), 0)
+        else:
+            if stop < 0:
+                part = tl.arange(0, QP)[None, :]
+                there = ((i >= low) & (i <= high))[:, None] & (part < Q)
+                parts = tl.load(state.totals + (b * N + i[:, None]) * Q + part, mask=there, other=0.0)
+                stop = settle(state, b, v, low, tl.sum(parts, 1).to(tl.float64), N, NP)
+            c = tl.arange(0, EP)
+            there = c < tl.where(listed(lists, b * N + stop) < 0, E, 1)
+            sums = tl.load(state.sums + (b * N + stop) * E + c, mask=there, other=0.0).to(tl.float64)
+            if LAZY:
+                late = stop == tl.load(state.facts + 8 * b + 3)
+                if late:
+                    shift, scale, sums = learn(state, b, sums, E)
+            total = tl.sum(sums, 0)
+        row = row_of(rows, law, draft, draft_law, state, b, stop, N, (total <= 0) | late)
+        row = known(row[0], late, shift, scale), row[1], row[2], row[3]
+        token = pick(rows, law, draft, draft_law, lists, b, stop, u, total, sums, row, N, CHUNK, SHORT)
+        flags += tl.where(late & ~(total > 0), 1, 0)
     elif law.first is not None:
         token = tl.load(law.first + b * law.stride + stop)  # of a greedy row
     sound = (flags & 1) == 0
     token = tl.where(sound, token, 0)
+    stop = tl.where(sound, stop, 0)
     n = tl.arange(0, NP)
     x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < stop, other=-1)
     tl.store(out[0] + b * N + n, tl.where(n == stop, token.to(tl.int64), x), mask=n < N)
@@ -44,7 +70,8 @@ def emit(
     if out[3] is not None:
         one = tl.zeros((1,), tl.int32)
         s = score(rows, b, stop, token + one, one == 0)
-        p = tl.sum(weigh(law, s, token + one, recall(rows, law, b, stop, stop >= 0)), 0)
+        numbers = known(recall(rows, law, b, stop, stop >= 0), late, shift, scale)
+        p = tl.sum(weigh(law, s, token + one, numbers), 0)
         chance = tl.full((NP,), 1.0, tl.float32)
         if state.rule is not None:
             chance = tl.load(state.chance + b * N + n, mask=n < stop, other=1.0)
@@ -52,59 +79,60 @@ def emit(
 
 
 @triton.jit
-def settle(
-    rows, law, draft, draft_law, lists, state, b, v, stop, low, N, E,
-    CHUNK: tl.constexpr, EP: tl.constexpr, SHORT: tl.constexpr,
-):  # fmt: skip
-    """The node at which the draft stops, the sum of its excess, and those of its chunks; a list has but one.
+def settle(state, b, v, low, each, N, NP: tl.constexpr):
+    """The node at which block verification's scan from the back ends, not below `low`.
 
-    While the node is open (stop < 0), block verification's scan goes on from the back: node n is taken with
-    h = Z / (Z + 1 - w), Z the sum of its excess; `beyond` is the probability to stop before it.
+    Node i is taken with h = Z / (Z + 1 - w), where Z, in `each` [NP], is the sum of its excess; `beyond` is the
+    probability to stop before it.
     """
-    c = tl.arange(0, EP)
-    sums = tl.zeros((EP,), tl.float64)
-    total, beyond = v * 0, v * 0
-    n = stop
-    if state.rule is not None:
-        length = tl.load(state.facts + 8 * b + 3)
-        beyond = 1.0 - tl.load(state.weight + b * N + length)
-        n = tl.where(stop < 0, length - 1, stop)
-    looking = n >= 0
-    while looking:
-        if SHORT:
-            total = sum_of(rows, law, draft, draft_law, lists, state, b, n, N, CHUNK)
-        else:
-            there = c < tl.where(listed(lists, b * N + n) < 0, E, 1)
-            sums = tl.load(state.sums + (b * N + n) * E + c, mask=there, other=0.0).to(tl.float64)
-            total = tl.sum(sums, 0)
-        looking = stop < 0
-        if looking:
-            beyond *= 1.0 - total / (total + 1.0 - tl.load(state.weight + b * N + n))
-            looking = v < beyond
-            n = tl.where(looking, n - 1, n)
-            stop = tl.where(looking & (n > low), -1, n)
-    return stop, total, sums
+    n = tl.arange(0, NP)
+    length = tl.load(state.facts + 8 * b + 3)
+    w = tl.load(state.weight + b * N + n, mask=n <= length, other=0.0)
+    asked = (n > low) & (n < length)
+    refused = tl.where(asked, 1.0 - each / (each + 1.0 - w), tl.where(n == length, 1.0 - w, 1.0))
+    beyond = tl.cumprod(refused, 0, reverse=True)
+    return tl.max(tl.where(asked & (v >= beyond), n, low), 0)
 
 
 @triton.jit
-def sum_of(rows, law, draft, draft_law, lists, state, b, n, N, CHUNK: tl.constexpr):
-    """The excess of row n, by its list; of a row so flat that its list has no room, by the whole vocabulary."""
-    row = row_of(rows, law, draft, draft_law, state, b, n, N, n < 0)
-    many = listed(lists, b * N + n)
+def learn(state, b, sums, E):
+    """Shift and scale of a row that was not measured, from the sums of its chunks; and these by that law."""
+    c = tl.arange(0, sums.shape[0])
+    shifts = tl.load(state.shifts + b * E + c, mask=c < E, other=-1e30)
+    shift = tl.max(shifts, 0)
+    sums *= tl.exp2(shifts - shift)
+    norm = tl.sum(sums, 0)
+    scale = tl.where(norm > 0, 1.0 / norm, norm - 1.0)
+    return shift, scale.to(tl.float32), sums * scale
+
+
+@triton.jit
+def known(numbers, late, shift, scale):
+    """The numbers of `recall`, with these in place of its own if late."""
+    old_shift, old_scale, cutoff, first, rate, greedy = numbers
+    return tl.where(late, shift, old_shift), tl.where(late, scale, old_scale), cutoff, first, rate, greedy
+
+
+@triton.jit
+def by_list(rows, law, draft, draft_law, lists, state, b, low, high, N, WIDTH: tl.constexpr, NP: tl.constexpr):
+    """The excess [NP] of rows low to high by their lists; of a row too flat for a list, by the whole vocabulary."""
+    i = tl.arange(0, NP)[:, None]
+    n = tl.minimum(i, N - 1)
+    row = row_of(rows, law, draft, draft_law, state, b, n, N, high < low)
+    many = tl.load(lists.count + b * N + n, mask=(i >= low) & (i <= high), other=0)
     end = tl.where(many < 0, rows.size, many)
-    total = tl.zeros((), tl.float64)
-    for o in range(0, end, CHUNK):
-        ids = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), end)
-        total += tl.sum(rest(rows, law, draft, draft_law, b, n, row, ids, False), 0).to(tl.float64)
+    total = tl.zeros((NP,), tl.float64)
+    for o in range(0, tl.max(end), WIDTH):
+        ids = place(lists, b * N + n, many, o + tl.arange(0, WIDTH)[None, :], end)
+        total += tl.sum(rest(rows, law, draft, draft_law, b, n, row, ids), 1)
     return total
 
 
 @triton.jit
-def pick(rows, law, draft, draft_law, lists, state, b, n, u, total, sums, N, CHUNK: tl.constexpr, SHORT: tl.constexpr):
+def pick(rows, law, draft, draft_law, lists, b, n, u, total, sums, row, N, CHUNK: tl.constexpr, SHORT: tl.constexpr):
     """The token of row n at which the cumulated excess first exceeds u times its total."""
     bare = total <= 0  # probability zero but for rounding: p stands in, as in law.residual
     threshold = u * tl.where(bare, 1.0, total)
-    row = row_of(rows, law, draft, draft_law, state, b, n, N, bare)
     many = listed(lists, b * N + n)
     o = n * 0
     end = tl.where(many < 0, rows.size, many)
@@ -120,7 +148,7 @@ def pick(rows, law, draft, draft_law, lists, state, b, n, u, total, sums, N, CHU
     final = o * 0
     while (o < end) & (token == LATE):
         ids = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), end)
-        part = rest(rows, law, draft, draft_law, b, n, row, ids, False).to(tl.float64)
+        part = rest(rows, law, draft, draft_law, b, n, row, ids).to(tl.float64)
         reached = (running + tl.cumsum(part, 0) > threshold) & (part > 0)
         token = tl.minimum(token, tl.min(tl.where(reached, ids, LATE), 0))
         final = tl.maximum(final, tl.max(tl.where(part > 0, ids, 0), 0))

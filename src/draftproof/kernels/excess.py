@@ -1,108 +1,116 @@
 # mypy: ignore-errors
 """Fourth kernel: the excess (w p - q)+ of the rows that a draft may stop at, summed over chunks of the vocabulary.
 
-A row whose candidates are listed has one sum, which one program makes.
+A row whose candidates are listed has one sum, which one program makes. The row after the last draft, read here for the
+first time, has no law yet: its chunks count their tokens in powers of two of their own.
 """
 
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, wait, weigh
+from draftproof.kernels.device import lane_shift, next_may_begin, score, slope, wait, weigh
+from draftproof.kernels.residual import listed, place, rest, row_of
 
 
-@triton.jit(do_not_specialize=["B", "N", "Q", "R", "E"])
+@triton.jit(do_not_specialize=["N", "Q", "E"])
 def excess(
-    rows, law, draft, draft_law, lists, state, B, N, Q, R, E,
-    TILE: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    rows, law, draft, draft_law, lists, state, N, Q, E,
+    TILE: tl.constexpr, CHUNK: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Part c of Q of every R-th row of a sequence.
-
-    First come the first rows of all; and the sequences measured last, whose rows may still be in the cache.
-    """
+    """Part c of Q of rows of the queue; first come those measured last, which may still be in the cache."""
     next_may_begin(EARLY)
     c = tl.program_id(0) % Q
-    b = (B - 1 - tl.program_id(0) // Q % B).to(tl.int64)
-    tiles = tl.cdiv(tl.cdiv(rows.size, TILE), Q)
-    start = c * tiles
-    end = tl.minimum(start + tiles, tl.cdiv(rows.size, TILE))
-    full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
-    chunk = tl.arange(0, TILE // CHUNK)
-    ids = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     wait(EARLY)
-    low = tl.load(state.facts + 8 * b + 1)
-    high = tl.load(state.facts + 8 * b + 2)
-    for n in range(low + tl.program_id(0) // (Q * B), high + 1, R):
+    queued = tl.load(state.work)
+    for k in range(tl.program_id(0) // Q, queued, tl.num_programs(0) // Q):
+        which = tl.load(state.work + queued - k).to(tl.int64)
+        b, n = which // N, (which % N).to(tl.int32)
         row = row_of(rows, law, draft, draft_law, state, b, n, N, n < 0)
-        at = state.sums + (b * N + n) * E + chunk
+        sums = state.sums + (b * N + n) * E
         many = listed(lists, b * N + n)
-        if many < 0:
-            for t in tl.range(start, full, num_stages=3):
-                part = rest(rows, law, draft, draft_law, b, n, row, t * TILE + ids, True)
-                tl.store(at + t * (TILE // CHUNK), tl.sum(part, 1))
-            if (full < end) & (start < end):
-                part = rest(rows, law, draft, draft_law, b, n, row, full * TILE + ids, False)
-                tl.store(at + full * (TILE // CHUNK), tl.sum(part, 1))
-        elif n % Q == c:
-            total = tl.zeros((CHUNK,), tl.float32)
-            for o in range(0, many, CHUNK):
-                places = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), many)
-                total += rest(rows, law, draft, draft_law, b, n, row, places, False)
-            tl.store(state.sums + (b * N + n) * E, tl.sum(total, 0))
-
-
-@triton.jit
-def listed(lists, row):
-    """How many candidate tokens of a row are listed, -1 for none."""
-    count = tl.full((), -1, tl.int32)
-    if lists.count is not None:
-        count = tl.load(lists.count + row)
-    return count
-
-
-@triton.jit
-def place(lists, row, many, i, end):
-    """Token ids at places i below `end`: of the row's list if it has one, else of the vocabulary."""
-    ids = tl.where(i < end, i, LATE)
-    if lists.count is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+        total = tl.zeros((TILE // CHUNK,), tl.float32)
         if many >= 0:
-            ids = tl.load(lists.ids + row * lists.room + i, mask=i < end, other=LATE)
-    return ids
+            if n % Q == c:
+                for o in range(0, many, TILE):
+                    ids = place(lists, b * N + n, many, o + tokens(0, TILE, CHUNK), many)
+                    total += tl.sum(rest(rows, law, draft, draft_law, b, n, row, ids), 1)
+                tl.store(sums, tl.sum(total, 0))
+        elif LAZY & (n == tl.load(state.facts + 8 * b + 3)):
+            begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
+        elif row[2]:
+            total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, True, TILE, CHUNK)
+        else:
+            total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, False, TILE, CHUNK)
+        tl.store(state.totals + (b * N + n) * Q + c, tl.sum(total, 0))
 
 
 @triton.jit
-def row_of(rows, law, draft, draft_law, state, b, n, N, bare):
-    """The laws w p and q of row n, whether q is read from the draft row, and the id that q is all on, -1 for none.
-
-    If bare, there is p alone.
-    """
-    shift, scale, cutoff, first, rate, greedy = recall(rows, law, b, n, n >= 0)
-    drawn = n < 0
-    hit = tl.full((), -1, tl.int64)
-    if state.rule is not None:
-        rule = tl.load(state.facts + 8 * b + 5)
-        guessed = (n < tl.load(state.facts + 8 * b + 3)) & (bare == 0)
-        hit = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=guessed & (rule == 2), other=-1)
-        drawn = guessed & (rule != 2)
-        w = tl.load(state.weight + b * N + n, mask=bare == 0, other=1.0)
-        scale *= w.to(tl.float32)
-    ours = shift, scale, cutoff, first, rate, greedy
-    theirs = ours
-    if draft.logits is not None:
-        theirs = recall(draft, draft_law, b, n, drawn)
-    return ours, theirs, drawn, hit
+def tokens(t, TILE: tl.constexpr, CHUNK: tl.constexpr):
+    """The ids [C, CHUNK] of tile t."""
+    return t * TILE + tl.arange(0, TILE // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
 
 
 @triton.jit
-def rest(rows, law, draft, draft_law, b, n, row, ids, FULL: tl.constexpr):
-    """(w p - q)+ of tokens `ids` in row n. FULL: all are inside the row."""
-    ours, theirs, drawn, hit = row
-    inside = None if FULL else ids < rows.size
+def tiles(size, c, Q, TILE: tl.constexpr):
+    """The first tile of part c of Q, the end of the full ones, and the end of all: the row's last may be shorter."""
+    each = tl.cdiv(tl.cdiv(size, TILE), Q)
+    end = tl.minimum((c + 1) * each, tl.cdiv(size, TILE))
+    return c * each, tl.minimum(end, size // TILE), end
+
+
+@triton.jit
+def add_up(
+    rows, law, draft, draft_law, sums, b, n, row, c, Q,
+    DRAWN: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of part c's chunks; their totals [C] over the tiles. DRAWN: q is that of a draft row."""
+    start, full, end = tiles(rows.size, c, Q, TILE)
+    i = tl.arange(0, TILE // CHUNK)
+    total = tl.zeros((TILE // CHUNK,), tl.float32)
+    for t in tl.range(start, full, num_stages=3):
+        part = over(rows, law, draft, draft_law, b, n, row, tokens(t, TILE, CHUNK), None, DRAWN)
+        tl.store(sums + t * (TILE // CHUNK) + i, part)
+        total += part
+    if (full < end) & (start < end):
+        ids = tokens(full, TILE, CHUNK)
+        part = over(rows, law, draft, draft_law, b, n, row, ids, ids < rows.size, DRAWN)
+        tl.store(sums + full * (TILE // CHUNK) + i, part)
+        total += part
+    return total
+
+
+@triton.jit
+def over(rows, law, draft, draft_law, b, n, row, ids, inside, DRAWN: tl.constexpr):
+    """The excess of chunks [C, CHUNK] of tokens: `rest` without what the case at hand does not need."""
+    ours, theirs, _, hit = row
+    left = weigh(law, score(rows, b, n, ids, inside), ids, ours)
+    if not DRAWN:
+        left = tl.where(ids == hit, 0.0, left)
+    elif draft.logits is not None:
+        left = tl.maximum(left - weigh(draft_law, score(draft, b, n, ids, inside), ids, theirs), 0.0)
+    return tl.sum(left, 1)
+
+
+@triton.jit
+def begin(rows, shifts, sums, b, n, c, Q, TILE: tl.constexpr, CHUNK: tl.constexpr):
+    """Chunks of a row that was not measured: the sum of 2 ** (slope * score - shift), each with its shift."""
+    start, full, end = tiles(rows.size, c, Q, TILE)
+    i = tl.arange(0, TILE // CHUNK)
+    rate, _ = slope(rows, b)
+    for t in tl.range(start, full, num_stages=3):
+        shift, total = count(rows, b, n, rate, tokens(t, TILE, CHUNK), None)
+        tl.store(shifts + t * (TILE // CHUNK) + i, shift)
+        tl.store(sums + t * (TILE // CHUNK) + i, total)
+    if (full < end) & (start < end):
+        ids = tokens(full, TILE, CHUNK)
+        shift, total = count(rows, b, n, rate, ids, ids < rows.size)
+        tl.store(shifts + full * (TILE // CHUNK) + i, shift)
+        tl.store(sums + full * (TILE // CHUNK) + i, total)
+
+
+@triton.jit
+def count(rows, b, n, rate, ids, inside):
+    """Shift and sum of chunks [C, CHUNK] of tokens."""
     s = score(rows, b, n, ids, inside)
-    left = weigh(law, s, ids, ours)
-    if draft.logits is not None:
-        there = tl.full(ids.shape, 0, tl.int1) | drawn
-        if inside is not None:
-            there = there & inside
-        t = score(draft, b, tl.minimum(n, plain(rows.drafts) - 1), ids, there)
-        left -= weigh(draft_law, t, ids, theirs)
-    return tl.where(ids == hit, 0.0, tl.maximum(left, 0.0))  # where q is 1 nothing is left
+    shift = lane_shift(tl.max(s, 1), rate)
+    return shift, tl.sum(tl.exp2(tl.fma(s, rate, -shift[:, None])), 1)

@@ -22,6 +22,7 @@ from draftproof.noise import Lane
 GROUPS = 2048  # of a row, each of which keeps its largest score
 TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
+MANY = 10**8  # tokens in all rows, from which on a look at the largest is shorter than what it saves
 PROCESSORS = 132  # of an H200; others differ by less than would matter
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
@@ -35,6 +36,7 @@ class Plan(NamedTuple):
     group: int  # tokens whose largest score is kept together
     parts: int  # programs that share the excess of a row, ...
     ranks: int  # ... and so many the rows of a sequence, of which mostly one is wanted, sometimes all
+    crests: int  # parts of a span that name their largest tokens, to narrow the rows down; 0: all of them are summed
 
     @staticmethod
     def of(batch: int, nodes: int, size: int) -> Plan:
@@ -43,7 +45,8 @@ class Plan(NamedTuple):
         group = min(max(32, triton.next_power_of_2(triton.cdiv(size, GROUPS))), 64)
         span = min(_power(9 * root, 1024, 16384), max(group, triton.next_power_of_2(size)))
         parts = triton.cdiv(size, _power(2.3 * root, TILE, 32768))
-        return Plan(span, min(span, 4096), group, parts, nodes if batch * nodes <= PROCESSORS else min(3, nodes))
+        ranks = nodes if batch * nodes <= PROCESSORS else min(2, nodes)
+        return Plan(span, min(span, 4096), group, parts, ranks, 4 if batch * nodes * size >= MANY else 0)
 
 
 class Cutting(NamedTuple):
@@ -89,11 +92,15 @@ class Workspace(NamedTuple):
             return torch.empty(shape, dtype=dtype, device=device)
 
         word, parts = torch.int32, (rows, spans)
-        stats = Stats(room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit))
-        sums = room(rows, chunks(size))
+        stats = Stats(
+            room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit),
+            room(rows, spans * plan.crests, dtype=word) if plan.crests else None,
+        )  # fmt: skip
         state = State(
-            None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows), sums
-        )
+            None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows),
+            room(rows, chunks(size)), room(rows, plan.parts), room(batch, chunks(size)),
+            room(1 + rows, dtype=word),
+        )  # fmt: skip
         listed = min(ROOM, size)
         lists = Lists(
             room(rows, limit, dtype=word), limit,
@@ -124,11 +131,18 @@ def run(
     summary = summary if summary is not None else space.summary
     plan, stats, lists = space.plan, space.stats, space.lists
     tokens = tokens.contiguous()  # the kernel takes the row length for the stride; a drafter passes a slice
+    # A law that keeps every token can be drawn from in the pass that makes it, so the last row is read then, if at all
+    lazy = not (rule is None or controls.truncates or controls.greedy)
     if controls.truncates < 2:
         stats = stats._replace(share=None)
     if not controls.truncates:
         stats, lists = stats._replace(group=None), lists._replace(count=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
+    if not lazy or draft is None:
+        stats = stats._replace(crest=None)
+    short = not (controls.whole or controls.truncates > 1)  # every row has a list
+    if short or names is None:
+        state = state._replace(work=None)
     out = None
     if names is None:
         state = state._replace(facts=None)
@@ -137,11 +151,12 @@ def run(
         out = _room(batch, nodes, logprobs, target.device)
     rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
     spans, wide = triton.cdiv(size, plan.span), triton.next_power_of_2
+    width = plan.group if controls.truncates else min(8, plan.tile)
     greedy, early = controls.greedy, begins_early(target.device)
     with on(target.device):
-        measure[(batch * nodes * spans,)](
-            rows, stats, nodes, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
-            LANE=plan.group if controls.truncates else min(8, plan.tile), GREEDY=greedy, EARLY=early, num_warps=4,
+        measure[(batch * (nodes - lazy) * spans,)](
+            rows, stats, state.work, nodes, nodes - lazy, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
+            LANE=width, W=max(plan.crests, 1), GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4,
         )  # fmt: skip
         if controls.truncates:
             edited = controls.bias is not None or controls.penalties is not None
@@ -156,20 +171,20 @@ def run(
         laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
         if out is not None or not controls.truncates:
             decide[(batch,)](
-                *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), GREEDY=greedy, EARLY=early,
-                num_warps=4 if batch * nodes <= PROCESSORS else 1, launch_pdl=early,
+                *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), LANE=width, W=max(plan.crests, 1),
+                WP=wide(spans * max(plan.crests, 1)), GREEDY=greedy, LAZY=lazy, EARLY=early,
+                num_warps=4 if plan.crests or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
             )  # fmt: skip
         if out is not None:
             kept = state.sums.shape[1]
-            short = not (controls.whole or controls.truncates > 1)  # every row has a list
             if not short:
                 excess[(batch * plan.parts * plan.ranks,)](
-                    *laws, lists, state, batch, nodes, plan.parts, plan.ranks, kept, TILE=TILE, CHUNK=CHUNK,
-                    EARLY=early, num_warps=4, launch_pdl=early,
+                    *laws, lists, state, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, LAZY=lazy, EARLY=early,
+                    num_warps=4, maxnreg=128, launch_pdl=early,
                 )  # fmt: skip
             emit[(batch,)](
-                *laws, lists, state, out, nodes, kept, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept), SHORT=short,
-                EARLY=early, num_warps=4, launch_pdl=early,
+                *laws, lists, state, out, nodes, kept, plan.parts, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept),
+                QP=wide(plan.parts), SHORT=short, WIDTH=64, LAZY=lazy, EARLY=early, num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out, summary
 

@@ -7,35 +7,40 @@ import triton.language as tl
 from draftproof.kernels.device import LATE, is_read, lane_shift, next_may_begin, score, shift_of, slope
 
 
-@triton.jit(do_not_specialize=["N", "S", "G"])
+@triton.jit(do_not_specialize=["N", "M", "S", "G"])
 def measure(
-    rows, stats, N, S, G,
-    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
+    rows, stats, work, N, M, S, G,
+    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, W: tl.constexpr,
+    GREEDY: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Span c of row n, tile by tile: each lane of LANE tokens keeps its own peak and sum, and they meet at the end.
+    """Span c of row n of M, tile by tile: each lane of LANE tokens keeps its own peak and sum; they meet at the end.
 
     So the threads need not wait for one another while they read.
     """
     next_may_begin(EARLY)
     program = tl.program_id(0)
-    b = (program // (N * S)).to(tl.int64)
-    n = program // S % N
-    used = is_read(rows, b, n)
+    b = (program // (M * S)).to(tl.int64)
+    n = program // S % M
+    used = is_read(rows, b, n, LAZY)
+    if work is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+        if program == 0:
+            tl.store(work, 0)  # the queue of a later kernel is empty
     if used:
         c = program % S
         rate, _ = slope(rows, b)
         peaks = tl.full((TILE // LANE,), float("-inf"), tl.float32)
         norms = tl.zeros((TILE // LANE,), tl.float32)
         firsts = tl.zeros((TILE // LANE,), tl.int32)
+        where = tl.zeros((TILE // LANE,), tl.int32) + tl.cdiv(rows.size, TILE)  # outside the row
         end = tl.minimum(c * (SPAN // TILE) + SPAN // TILE, tl.cdiv(rows.size, TILE))
         full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
         for t in tl.range(c * (SPAN // TILE), full, num_stages=1 if SPAN == TILE else 4):
-            peaks, norms, firsts = tally(
-                rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, True, TILE, LANE, GREEDY
+            peaks, norms, firsts, where = tally(
+                rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, True, TILE, LANE, GREEDY
             )
         if full < end:
-            peaks, norms, firsts = tally(
-                rows, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, False, TILE, LANE, GREEDY
+            peaks, norms, firsts, where = tally(
+                rows, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, False, TILE, LANE, GREEDY
             )
         peak = tl.max(peaks, 0)
         at = (b * N + n) * S + c
@@ -43,14 +48,19 @@ def measure(
         tl.store(stats.norm + at, tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0))
         if GREEDY:
             tl.store(stats.first + at, tl.min(tl.where(peaks == peak, firsts, LATE), 0))
+        if stats.crest is not None:
+            high = tl.reshape(peaks, (W, TILE // LANE // W))
+            where = tl.reshape(where * (TILE // LANE) + tl.arange(0, TILE // LANE), (W, TILE // LANE // W))
+            where = tl.max(tl.where(high == tl.max(high, 1)[:, None], where, 0), 1)
+            tl.store(stats.crest + at * W + tl.arange(0, W), where)
 
 
 @triton.jit
 def tally(
-    rows, stats, b, n, N, t, G, rate, peaks, norms, firsts,
+    rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, where,
     FULL: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """The lanes' peaks, sums and first ids of their peaks with tile t added."""
+    """The lanes' peaks, sums, first ids of their peaks and tiles that hold these, with tile t added."""
     lane = tl.arange(0, TILE // LANE)
     ids = t * TILE + lane[:, None] * LANE + tl.arange(0, LANE)[None, :]
     s = score(rows, b, n, ids, None if FULL else ids < rows.size)
@@ -65,4 +75,5 @@ def tally(
         tl.store(stats.group + at, top)
         if stats.share is not None:
             tl.store(stats.share + at, norm * tl.exp2(shift - lane_shift(top, rate)))
-    return higher, norms * tl.exp2(lane_shift(peaks, rate) - shift) + norm, firsts
+    where = tl.where(top > peaks, t, where)
+    return higher, norms * tl.exp2(lane_shift(peaks, rate) - shift) + norm, firsts, where

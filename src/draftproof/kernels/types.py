@@ -27,7 +27,9 @@ class Rule(IntEnum):
 class Fault(IntFlag):
     """What was wrong with a sequence's input. The outcome is defined all the same (see `verify`)."""
 
-    TARGET = 1  # a target row holds NaN or +inf, or no token is allowed: nothing accepted, token 0 emitted
+    # A target row that a draft or the next token comes from holds NaN or +inf, or no token is allowed there: nothing is
+    # accepted, token 0 is emitted
+    TARGET = 1
     TOKEN = 2  # a drafted id is outside the vocabulary: the draft ends before it
     DRAFT = 4  # a draft row holds NaN or +inf, or no token is allowed: the draft ends before it
     IMPOSSIBLE = 8  # a drafted token has q = 0: refused, as the laws refuse it

@@ -1,0 +1,61 @@
+# mypy: ignore-errors
+"""What a draft leaves of its row: the excess (w p - q)+ of tokens, by the laws of both or by the row's list."""
+
+import triton
+import triton.language as tl
+
+from draftproof.kernels.device import LATE, plain, recall, score, weigh
+
+
+@triton.jit
+def listed(lists, row):
+    """How many candidate tokens of a row are listed, -1 for none."""
+    count = tl.full((), -1, tl.int32)
+    if lists.count is not None:
+        count = tl.load(lists.count + row)
+    return count
+
+
+@triton.jit
+def place(lists, row, many, i, end):
+    """Token ids at places i below `end`: of the row's list if it has one, else of the vocabulary."""
+    ids = tl.where(i < end, i, LATE)
+    if lists.count is not None:
+        found = tl.load(lists.ids + row * lists.room + i, mask=i < tl.minimum(end, many), other=LATE)
+        ids = tl.where(many >= 0, found, ids)
+    return ids
+
+
+@triton.jit
+def row_of(rows, law, draft, draft_law, state, b, n, N, bare):
+    """The laws w p and q of row n, whether q is read from the draft row, and the id that q is all on, -1 for none.
+
+    If bare, there is p alone.
+    """
+    shift, scale, cutoff, first, rate, greedy = recall(rows, law, b, n, n >= 0)
+    drawn = n < 0
+    hit = tl.full((), -1, tl.int64)
+    if state.rule is not None:
+        rule = tl.load(state.facts + 8 * b + 5)
+        length = tl.where(bare, 0, tl.load(state.facts + 8 * b + 3))
+        hit = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < tl.where(rule == 2, length, 0), other=-1)
+        drawn = n < tl.where(rule == 2, 0, length)
+        w = tl.load(state.weight + b * N + n, mask=n < tl.where(bare, 0, N), other=1.0)
+        scale *= w.to(tl.float32)
+    ours = shift, scale, cutoff, first, rate, greedy
+    theirs = ours
+    if draft.logits is not None:
+        theirs = recall(draft, draft_law, b, n, drawn)
+    return ours, theirs, drawn, hit
+
+
+@triton.jit
+def rest(rows, law, draft, draft_law, b, n, row, ids):
+    """(w p - q)+ of tokens `ids` in row n."""
+    ours, theirs, drawn, hit = row
+    left = weigh(law, score(rows, b, n, ids, ids < rows.size), ids, ours)
+    if draft.logits is not None:
+        end = tl.where(drawn, rows.size, 0)
+        t = score(draft, b, tl.minimum(n, plain(rows.drafts) - 1), ids, ids < end)
+        left -= weigh(draft_law, t, ids, theirs)
+    return tl.where(ids == hit, 0.0, tl.maximum(left, 0.0))  # where q is 1 nothing is left
