@@ -7,9 +7,10 @@ under speculation. The order is transformers': bias, penalties, masks, user proc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,6 +93,12 @@ class Sampling:
         for name in ("top_k", "min_new_tokens"):
             if isinstance(getattr(self, name), float):
                 raise DraftproofError(f"{name} must be {_RANGES[name][1]}, not {getattr(self, name)!r}")
+        for name in ("allowed", "banned", "end_tokens"):
+            if getattr(self, name) is not None and not _are_ids(getattr(self, name)):
+                raise DraftproofError(f"{name} must be a list of token ids, not {getattr(self, name)!r}")
+        bias = self.logit_bias
+        if not (isinstance(bias, Mapping) and _are_ids(bias) and all(isinstance(b, Real) for b in bias.values())):
+            raise DraftproofError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {bias!r}")
         if self.allowed is not None and not set(self.allowed) - set(self.banned):
             raise DraftproofError("no token is left: `allowed` is empty or all of it is banned")
 
@@ -119,6 +126,11 @@ class Sampling:
             or any(callable(getattr(self, name)) for name in _TRUNCATIONS)
             or callable(self.temperature)
         )
+
+
+def _are_ids(tokens: Any) -> bool:
+    """Whether these are whole numbers; that the vocabulary has them is seen when it is known."""
+    return isinstance(tokens, Collection) and all(isinstance(token, int | np.integer) for token in tokens)
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {

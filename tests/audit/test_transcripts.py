@@ -49,6 +49,11 @@ def test_a_text_that_ended_has_its_end_token(tmp_path):
     assert text.output == (2, 3)
 
 
+def test_a_bias_is_named_by_words_in_json(tmp_path):
+    (text,) = read(lines(tmp_path, {**GOOD, "sampling": {"logit_bias": {"3": -1.5}}}), MODEL)
+    assert text.sampling.logit_bias == {3: -1.5}
+
+
 def test_settings_by_the_names_of_other_engines(tmp_path):
     vllm = {"temperature": 0.8, "top_k": -1, "min_tokens": 2, "max_tokens": 9, "ignore_eos": False, "logprobs": None}
     llama = {"temp": 0.8, "top_k": 40, "n_predict": 9, "repeat_penalty": 1.0, "mirostat": 0, "cache_prompt": True}
@@ -75,6 +80,8 @@ BAD = {
     "strange finish": ({**GOOD, "finish": "eos"}, "line 2: finish 'eos' is unknown"),
     "unknown key": ({**GOOD, "ouput": [1]}, "line 2: unknown key 'ouput'"),
     "wrong value": ({**GOOD, "sampling": {"top_p": 2}}, "line 2: top_p must be in"),
+    "bias by word": ({**GOOD, "sampling": {"logit_bias": {"the": 1}}}, "line 2: logit_bias must be numbers by"),
+    "one id for a list": ({**GOOD, "sampling": {"end_tokens": 3}}, "line 2: end_tokens must be a list of token"),
     "settings no object": ({**GOOD, "sampling": 1}, "line 2: sampling must be an object"),
     "flags": ({**GOOD, "accepted": [1]}, "line 2: `accepted` has 1 entries for 2 output tokens"),
     "too long": ({**GOOD, "output_token_ids": [2] * 21}, "line 2: 21 tokens do not fit the 20"),

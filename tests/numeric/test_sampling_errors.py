@@ -53,6 +53,12 @@ def message(call: Any) -> str:
         ("frequency_penalty", math.nan, "a finite number"),
         ("min_new_tokens", -1, "0 or a positive integer"),
         ("min_new_tokens", 1.5, "0 or a positive integer"),
+        ("allowed", 5, "a list of token ids"),
+        ("banned", "the", "a list of token ids"),
+        ("end_tokens", [2, None], "a list of token ids"),
+        ("logit_bias", [1], "numbers by token id"),
+        ("logit_bias", {"the": 1.0}, "numbers by token id"),
+        ("logit_bias", {5: "much"}, "numbers by token id"),
     ],
 )
 def test_a_value_out_of_range(name: str, value: Any, remedy: str) -> None:

@@ -189,7 +189,8 @@ def _sampling(settings: Any, line: int, target: Model) -> Sampling:
     if given.get("top_k") == -1:  # how some engines say that it is off
         given["top_k"] = 0
     if isinstance(given.get("logit_bias"), dict):
-        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+        named = given["logit_bias"].items()  # JSON has words for keys
+        given["logit_bias"] = {int(token) if token.isdecimal() else token: bias for token, bias in named}
     return Sampling(**{"end_tokens": target.end_tokens, **given})
 
 
