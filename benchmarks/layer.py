@@ -175,7 +175,7 @@ def by(way: str, small: bool) -> Iterator[None]:
     if way != WAYS[2]:
         cuda.whole = lambda *_: False
     elif small:
-        cuda.whole = lambda x, shape, masks, stores: isinstance(masks[0], cuda.Causal)
+        cuda.whole = lambda x, shape, masks, stores: isinstance(masks[0], cuda.Rule)
     if way == WAYS[0] or small:
         cuda.fits = lambda *_: way != WAYS[0]
     try:

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from draftproof import Tree
 from draftproof.models import cuda
 from draftproof.models.llama import Block, Blocks, Rotation, Shape, frequencies
+from draftproof.models.nodes import Nodes
 from draftproof.models.slots import SlotCache
-from tests.kernels.test_layer import DEVICE, model, texts
+from tests.kernels.test_layer import CHAIN, DEVICE, model, texts
 
 
 class Case(NamedTuple):
@@ -75,6 +77,23 @@ def test_one_launch_is_all_layers(name, few, monkeypatch):
         torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("names", "few"), [((0, 1, 2, 3, 4, 5, 6, 7), 0), ((4, 5), 0), ((4, 5), 64)])
+def test_nodes_of_a_tree_see_what_they_may(names, few, monkeypatch):
+    """Of levels before, too, which are in the cache."""
+    monkeypatch.setattr(cuda, "FEW", few)
+    case = Case(Shape(48, 4, 2, 16, 80), 2, len(names), (0, 4, 300), capacity=400)
+    blocks, theirs, x, _, _ = network(case, torch.float32)
+    nodes, root = Nodes.of(Tree.best(7, 3), names, torch.device(DEVICE)), torch.tensor(case.base, device=DEVICE) + 1
+    rule, ours = nodes.rule(root), copy.deepcopy(theirs)
+    rotation = Rotation.of(root[:, None] + nodes.depth, frequencies(16).to(DEVICE))
+    mask = rule.over(torch.arange(case.capacity + 1, device=DEVICE))[:, None]
+    theirs.place_on_device(rule.own)
+    said, _ = blocks(x, rotation, [mask] * case.layers, theirs.layers)
+    mine = cuda.network(x, blocks, rotation, rule, ours.layers)
+    for one, other in zip((mine, *ours.buffers), (said, *theirs.buffers), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("few", [0, 64])
 def test_half_precision(few, monkeypatch):
     monkeypatch.setattr(cuda, "FEW", few)
@@ -97,18 +116,20 @@ def test_a_row_does_not_depend_on_the_others(few, monkeypatch):
         assert torch.equal(cuda.network(x[row], blocks, angles, cuda.Causal(own[row]), alone.layers), together[row])
 
 
-def test_texts_are_the_same_in_one_launch(monkeypatch):
+@pytest.mark.parametrize(("tree", "tokens"), [(CHAIN, {1, 2, 4}), (Tree.best(5, 2), {2, 6})], ids=["chain", "tree"])
+def test_texts_are_the_same_in_one_launch(tree, tokens, monkeypatch):
+    """Of a drafter's first call, its others, and the target's."""
     target, draft = model("llama", 0), model("llama", 1)
     calls: list[int] = []
     in_one = cuda.network
     monkeypatch.setattr(cuda, "network", lambda x, *rest: (calls.append(x.shape[1]), in_one(x, *rest))[1])
     monkeypatch.setattr(cuda, "fits", lambda blocks, tokens: False)
-    theirs = texts(target, draft)
+    theirs = texts(target, draft, tree)
     assert not calls
     monkeypatch.setattr(cuda, "fits", lambda blocks, tokens: True)
-    monkeypatch.setattr(cuda, "whole", lambda x, shape, masks, stores: isinstance(masks[0], cuda.Causal))
-    assert texts(target, draft) == theirs
-    assert set(calls) == {1, 2, 4}  # a drafter's, a drafter's first, the target's
+    monkeypatch.setattr(cuda, "whole", lambda x, shape, masks, stores: isinstance(masks[0], cuda.Rule))
+    assert texts(target, draft, tree) == theirs
+    assert set(calls) == tokens
 
 
 def test_what_is_done_in_one_launch(monkeypatch):
@@ -136,3 +157,6 @@ def test_what_is_done_in_one_launch(monkeypatch):
     assert not fits(masks=(rule, rule._replace(window=5)))
     assert not fits(masks=(rule._replace(window=5),) * 2)
     assert not fits(masks=(torch.zeros(1), torch.zeros(1)))
+    tree = Nodes.of(Tree.star(2), (1, 2), torch.device("cpu")).rule(torch.zeros(1))
+    assert fits(masks=(tree, tree))
+    assert not fits(masks=(rule, tree))

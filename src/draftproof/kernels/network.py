@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.grid import arrive, reach
-from draftproof.kernels.layer import join
+from draftproof.kernels.layer import is_above, join
 from draftproof.kernels.product import product
 
 # columns of a network's table of addresses, which has a row for each layer
@@ -18,7 +18,7 @@ QKV, OUT, GATE_UP, DOWN, NORM_IN, NORM_MLP, KEYS, VALUES, BIAS, COLUMNS = (tl.co
 
 @triton.jit(do_not_specialize=["LAYERS", "B", "T", "eps", "scale", "SPLITS", "room"])
 def network(
-    x, gained, squares, queries, seen, inner, cos, sin, own, table, peaks, norms, parts, arrived,
+    x, gained, squares, queries, seen, inner, cos, sin, own, root, above, table, peaks, norms, parts, arrived,
     LAYERS, B, T, eps, scale, SPLITS, room,
     WIDTH: tl.constexpr, H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
     BIASED: tl.constexpr, M: tl.constexpr, MANY: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr, BK: tl.constexpr,
@@ -27,9 +27,9 @@ def network(
     """x [B, T, WIDTH] through all layers, in place.
 
     table [LAYERS, COLUMNS] says where weights, keys and values are; cos, sin [B, T, D] are angles and own [B, T] slots,
-    as for layer.attend, but without a window. Scratch: gained [B, T, WIDTH] and squares [B, T, TILES], where there are
-    MANY rows; queries, seen [B, T, H * D]; inner [B, T, INNER]; parts and so on [B, SHARED, SPLITS, QUERIES, ..];
-    arrived [1 + B * SHARED] zeros.
+    as for layer.attend, but without a window; nodes of a tree have root [B] and above [T] beside them, as there.
+    Scratch: gained [B, T, WIDTH] and squares [B, T, TILES], where there are MANY rows; queries, seen [B, T, H * D];
+    inner [B, T, INNER]; parts and so on [B, SHARED, SPLITS, QUERIES, ..]; arrived [1 + B * SHARED] zeros.
     """
     TILES: tl.constexpr = (WIDTH + BN - 1) // BN
     R, goal, source = B * T, 0, x
@@ -55,8 +55,8 @@ def network(
         )  # fmt: skip
         arrive(arrived, PROGRAMS)
         attend(
-            queries, keys, values, own, seen, peaks, norms, parts, arrived, goal + PROGRAMS, units, scale, B, T, SPLITS,
-            room, H // SHARED, SHARED, D, QUERIES, BLOCK, PROGRAMS,
+            queries, keys, values, own, root, above, seen, peaks, norms, parts, arrived, goal + PROGRAMS, units, scale,
+            B, T, SPLITS, room, H // SHARED, SHARED, D, QUERIES, BLOCK, PROGRAMS,
         )  # fmt: skip
         arrive(arrived, PROGRAMS)
         product(
@@ -96,7 +96,7 @@ def begin(x, gained, squares, gain, R, WIDTH: tl.constexpr, TILES: tl.constexpr,
 
 @triton.jit
 def attend(
-    queries, keys, values, own, out, peaks, norms, parts, arrived, goal, units, scale, B, T, SPLITS, room,
+    queries, keys, values, own, root, above, out, peaks, norms, parts, arrived, goal, units, scale, B, T, SPLITS, room,
     G: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):  # fmt: skip
@@ -117,8 +117,13 @@ def attend(
             q = tl.load(queries + place[:, None] * D + d, mask=real[:, None], other=0.0, cache_modifier=".cg")
             k = tl.load(keys + at, mask=inside, other=0.0, cache_modifier=".cg")
             v = tl.load(values + at, mask=inside, other=0.0, cache_modifier=".cg")
-            mine = tl.load(own + b * T + t, mask=real, other=0).to(tl.int32)[:, None]
-            visible = (slot[None, :] <= mine) & ((slot[None, :] > 0) | (mine == 0))
+            if above is not None:
+                node = slot - tl.load(root + b).to(tl.int32)
+                bits = tl.load(above + t, mask=real, other=0)
+                visible = (slot > 0)[None, :] & ((node < 0)[None, :] | is_above(bits, node))
+            else:
+                mine = tl.load(own + b * T + t, mask=real, other=0).to(tl.int32)[:, None]
+                visible = (slot[None, :] <= mine) & ((slot[None, :] > 0) | (mine == 0))
             score = tl.where(visible, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, float("-inf"))
             peak = tl.maximum(tl.max(score, 1), -1e30)  # not minus infinity, whose differences are NaN
             share = tl.exp2(score - peak[:, None])

@@ -146,10 +146,10 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Rule, store: Any, heads: in
 
 
 def whole(x: torch.Tensor, shape: Any, masks: Sequence[Any], stores: Sequence[Any]) -> bool:
-    """Whether `network` takes tokens [B, T, width] through layers of this shape: a small network, straight texts."""
+    """Whether `network` takes tokens [B, T, width] through layers of this shape: a small network, few tokens."""
     rule = masks[0]
     return (
-        isinstance(rule, Causal)
+        isinstance(rule, Rule)
         and rule.window is None
         and all(mask is rule for mask in masks)
         and all(store is not None for store in stores)
@@ -161,7 +161,7 @@ def whole(x: torch.Tensor, shape: Any, masks: Sequence[Any], stores: Sequence[An
     )
 
 
-def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Causal, stores: Sequence[Any]) -> torch.Tensor:
+def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Rule, stores: Sequence[Any]) -> torch.Tensor:
     """x [B, T, width] through all these layers in one launch."""
     from draftproof.kernels import launch
     from draftproof.kernels.network import network as kernel
@@ -178,11 +178,12 @@ def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Causal, stores: S
     parts = [x.new_empty(each, dtype=torch.float32) for each in (count, count, count * size)]
     squares = x.new_empty(rows * -(-width // columns), dtype=torch.float32)
     arrived = torch.zeros(1 + batch * shared, dtype=torch.int32, device=x.device)
+    tree = (rule.root, rule.above) if isinstance(rule, Branching) else (None, None)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
     with launch.on(x.device):
         kernel[(programs,)](
             x, kept[0], squares, *kept[1:], rotation.cos.contiguous(), rotation.sin.contiguous(),
-            rule.own.contiguous(), table, *parts, arrived, len(blocks), batch, tokens, shape.eps,
+            rule.own.contiguous(), *tree, table, *parts, arrived, len(blocks), batch, tokens, shape.eps,
             math.log2(math.e) / math.sqrt(size), splits, slots,
             WIDTH=width, H=heads, SHARED=shared, D=size, INNER=inner, BIASED=shape.bias,
             M=most, MANY=many, BN=columns, BG=pairs, BK=block, BI=wide,
