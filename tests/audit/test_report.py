@@ -14,7 +14,7 @@ import pytest
 from draftproof import cli
 from draftproof.audit import evidence
 from draftproof.audit.page import html
-from draftproof.audit.report import power_of_ten, report
+from draftproof.audit.report import TOO_FEW, power_of_ten, report
 from draftproof.sampling import Sampling
 from tests import tiny
 from tests.audit.faults import auditor, feed, plain, world
@@ -96,6 +96,17 @@ def test_more_tokens_show_smaller_faults():
         sizes.append({p.family: p.total_variation for p in report(book.evidence, book.notes, 0.01).power})
     assert sizes[0]["draft leaks"] > sizes[1]["draft leaks"] > sizes[2]["draft leaks"] > 0
     assert sizes[0]["temperature"] > sizes[2]["temperature"] > 0
+
+
+def test_few_tokens_would_show_nothing_and_say_so():
+    here = world(1, 30, 0.7)
+    book = auditor(here)
+    feed(book, here, plain(here, 3, seed=1))
+    found = report(book.evidence, book.notes, 0.01)
+    assert all(p.share > 1 for p in found.power)  # a temperature that is off by more than any that is bet on, too
+    assert TOO_FEW in found.text()
+    assert TOO_FEW in html(found)
+    assert "nine times out of ten these" not in found.text()
 
 
 def test_the_curve_stays_short_however_long_the_audit(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from draftproof.audit.report import Report, power_of_ten
+from draftproof.audit.report import TOO_FEW, Report, power_of_ten
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 320, 60, 34
 LINES = 4  # families that are drawn besides the evidence itself
@@ -39,7 +39,7 @@ def html(report: Report) -> str:
     shown = [p for p in report.power if p.share <= 1]
     power = _table(
         ("share of tokens", "total variation", "fault"),
-        [(f"{p.share:.2%}", f"{p.total_variation:.4f}", p.says) for p in shown],
+        [(f"{p.share:.2%}", f"{p.total_variation:.4f}", p.says) for p in shown] or [("", "", TOO_FEW)],
     )
     worst = _table(
         ("nats", "line", "place", "p", "text before", "token"),

@@ -23,6 +23,9 @@ class Power(NamedTuple):
     total_variation: float  # what that share amounts to, a token
 
 
+TOO_FEW = "too few tokens: no fault of a single kind would have been seen nine times out of ten"
+
+
 class Report(NamedTuple):
     """Everything a reader needs; `text`, `as_dict` and `draftproof.audit.page.html` show it."""
 
@@ -82,8 +85,9 @@ class Report(NamedTuple):
                 f"{self.retokenised} outputs were tokenised again from text: ids that were sampled otherwise count as "
                 "evidence, so an alarm may be the tokeniser's"
             )
-        lines.append("nine times out of ten these would have been seen (share of tokens; total variation):")
-        lines += [f"  {p.share:9.2%} {p.total_variation:9.4f}  {p.says}" for p in self.power if p.share <= 1]
+        shown = [f"  {p.share:9.2%} {p.total_variation:9.4f}  {p.says}" for p in self.power if p.share <= 1]
+        words = "nine times out of ten these would have been seen (share of tokens; total variation):"
+        lines += [words, *shown] if shown else [TOO_FEW]
         if not self.exact:  # else the largest of many small numbers, which say nothing
             lines.append("tokens that added most:")
             for spot, (before, token) in zip(self.worst, self.words, strict=True):
@@ -151,11 +155,13 @@ def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
 
     A share s of the tokens drawn from a adds about s^2 m / 2 nats a token, where m is the mean of (a/p - 1)^2; their
     sum over n tokens, x^2 = n s^2 m / 2, has a standard deviation of sqrt(2) x. So the fault is seen when
-    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight). A temperature's s scales how much it is off.
+    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight). A temperature's s scales how much it is off, which holds no
+    further than temperatures are bet on.
     """
     n = max(evidence.count, 1)
     found: dict[str, Power] = {}
     weight = {bet.says: bet.weight for bet in evidence.bets}
+    furthest = max(abs(alternative.factor - 1) for alternative in evidence.alternatives)
     for i, alternative in enumerate(evidence.alternatives):
         away, square = evidence.moments[:, i] / n
         if square > 0:
@@ -167,7 +173,8 @@ def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
                 continue  # the nearest factor says it best: the scaling holds for small ones
             if off > 0:
                 off = share * off
-                one = Power(alternative.family, f"the temperature were off by {off:.2%}", 1.0, share * away)
+                words, whole = f"the temperature were off by {off:.2%}", 1.0 if off <= furthest else share
+                one = Power(alternative.family, words, whole, share * away)
             if alternative.family not in found or one.total_variation < found[alternative.family].total_variation:
                 found[alternative.family] = one
     return tuple(found.values())
