@@ -91,6 +91,20 @@ def test_the_target_as_its_own_drafter_is_believed():
         assert all(step.accepted == TREE.depth[-1] for step in request.trace.steps)
 
 
+def test_rows_of_one_batch_are_sampled_each_in_its_own_way():
+    target, draft = tiny.model(), near()
+    samplings = [
+        dp.Sampling(temperature=0.8, top_k=9),
+        dp.Sampling(temperature=0),
+        dp.Sampling(min_p=0.05),
+        dp.Sampling(),
+    ]
+    made = [requests(target, PROMPTS[:1], sampling, 16)[0] for sampling in samplings]
+    texts = write(FusedBatch(target, draft, "traversal", TREE, 4, 40), made)
+    for text, sampling in zip(texts, samplings, strict=True):
+        assert [text] == general(target, draft, TREE, PROMPTS[:1], sampling, 16)
+
+
 @pytest.mark.parametrize("kind", ["head", "llama"])
 def test_rows_come_and_go(kind):
     target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
