@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -59,9 +60,17 @@ def _quiet() -> None:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it would tell of every try to reach the Hub
 
 
+def _forgiving() -> None:
+    """A terminal that lacks a character shows another one: no reason to lose a text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2, what the system refuses, 1."""
     _quiet()
+    _forgiving()
     try:
         app()
     except DraftproofError as error:

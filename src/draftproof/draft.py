@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from draftproof.errors import DraftproofError
 from draftproof.law import Array, row
 
 # that a first, second, ... guess of a token is the accepted one: the shipped head's at temperature 1, about
+LARGEST = 4096  # guesses of a tree by name: far more than any model reads at once
 CHANCES = (0.63, 0.09, 0.04, 0.025, 0.012)
 
 
@@ -96,6 +98,8 @@ class Tree(NamedTuple):
         numbers = [int(size) for size in sizes.split("x") if size.isdigit() and int(size) > 0]
         if kind in makers and len(numbers) == len(sizes.split("x")):
             make, count = makers[kind]
+            if (numbers[0] if kind == "best" else math.prod(numbers)) > LARGEST:
+                raise DraftproofError(f"a tree has at most {LARGEST} guesses, {text!r} would have more: give fewer")
             if count in (None, len(numbers)):
                 return make(*numbers)
         raise DraftproofError(f"unknown tree {text!r}: use chain:5, star:4, paths:4x5, of:3x2x1 or best:20x5")

