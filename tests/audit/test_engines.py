@@ -137,6 +137,14 @@ def test_transformers_generate(kind):
     assert kind != "plain" or found.exact
 
 
+@pytest.mark.parametrize("how", [{}, {"lookup": 3}], ids=["plain", "lookup"])
+def test_transformers_greedy(how):
+    target, greedy = tiny.model(), Sampling(temperature=0, top_p=0.9, repetition_penalty=1.1)
+    made = list(collect.transformers(target, PROMPTS, greedy, max_new_tokens=8, samples=2, **how))
+    ours = list(collect.engine(target, PROMPTS, greedy, max_new_tokens=8, samples=2))
+    assert [text.output for text in made] == [text.output for text in ours]
+
+
 def test_what_an_engine_cannot_do_is_an_error():
     target = tiny.model()
     for sampling in (Sampling(presence_penalty=0.1), Sampling(temperature=Anneal(1, 2, over=3))):

@@ -182,6 +182,8 @@ def test_collect_then_audit(draftproof, folder, tmp_path):
         (["collect", "engine", "file.txt", "out", "-n", "0"], "max_new_tokens must be at least 1"),
         (["collect", "engine", "none.txt", "out"], "prompts cannot be read from none.txt"),
         (["collect", "engine", "file.txt", "out", "--samples", "0"], "samples must be at least 1"),
+        (["collect", "engine", "file.txt", "out", "--seed", "-1"], "seed must be an integer from 0"),
+        (["collect", "engine", "file.txt", "file.txt"], "file.txt holds the prompts: choose another file"),
         (["collect", "elsewhere", "file.txt", "out", "--target", "FOLDER"], "unknown source 'elsewhere'"),
         (["collect", "assisted", "file.txt", "out", "--target", "FOLDER"], "assisted generation needs a model"),
         (["collect", "vllm", "file.txt", "out", "--target", "FOLDER"], "vllm is not installed here"),
@@ -197,3 +199,4 @@ def test_bad_input_ends_with_code_two(words, message, draftproof, folder, tmp_pa
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+    assert (tmp_path / "file.txt").read_text() == "hello world\n"

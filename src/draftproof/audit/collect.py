@@ -96,7 +96,8 @@ def transformers(
         settings["prompt_lookup_num_tokens"] = lookup
     pad = (target.end_tokens or (0,))[0]
     torch.manual_seed(seed)
-    together = samples if assistant is None and lookup is None else 1  # assisted generation takes one text at a time
+    alone = assistant is not None or lookup is not None or not settings["do_sample"]  # these write a text at a time
+    together = 1 if alone else samples
     for prompt in prompts:
         for _ in range(samples // together):
             ids = torch.tensor([prompt], device=network.device)
@@ -185,6 +186,8 @@ def _for_transformers(sampling: Sampling) -> dict[str, Any]:
     off = Sampling()
     values = {name: getattr(sampling, name) for name in names}
     kept = {name: value for name, value in values.items() if value != getattr(off, name)}
+    if sampling.temperature == 0:  # refused there by number; one token is left, so there is nothing to truncate
+        return {"do_sample": False, "repetition_penalty": sampling.repetition_penalty}
     # its default is top-k 50, so "off" must be said
     return {"do_sample": True, "top_k": 0, "repetition_penalty": sampling.repetition_penalty, **kept}
 

@@ -98,6 +98,7 @@ def collect(
     from draftproof.engine.asked import encode
     from draftproof.limits.prompts import read
     from draftproof.models import load
+    from draftproof.noise import check_seed
     from draftproof.sampling import Sampling
 
     sampling = Sampling(
@@ -107,8 +108,11 @@ def collect(
         raise DraftproofError(f"samples must be at least 1, not {samples}")
     if max_new_tokens < 1:
         raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    check_seed(seed)
     questions = read(prompts)
     check_writable(out, "transcripts")
+    if out.exists() and out.samefile(prompts):
+        raise DraftproofError(f"{out} holds the prompts: choose another file for the transcripts")
     theirs = source in ("transformers", "lookup", "assisted")  # who generate with their own networks
     loaded = load(target, dtype=dtype, lean=not theirs)
     ids = [encode(loaded, question, chat=not raw) for question in questions]
