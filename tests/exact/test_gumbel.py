@@ -175,5 +175,9 @@ def test_races_are_named_by_position_and_token() -> None:
 def test_errors_name_the_value_and_the_remedy() -> None:
     with pytest.raises(DraftproofError, match="unknown coupling 'gumble': did you mean 'gumbel'"):
         get("gumble")
-    with pytest.raises(DraftproofError, match="3 siblings need 3 streams of noise, here are 2"):
-        gumbel_list.draft(np.full((1, 4), 0.25), races(name(0), name(0), name(0), 4, 2), 3)
+
+
+def test_there_are_no_more_guesses_than_races() -> None:
+    noise, q = races(name(0), name(0), name(0), 4, 2), np.full((1, 4), 0.25)
+    two, three = (gumbel_list.draft(q, noise, siblings).tolist() for siblings in (2, 3))
+    assert three == [[*two[0], -1]]

@@ -11,18 +11,14 @@ from array_api_compat import array_namespace
 
 from draftproof.couple import Coupling, register
 from draftproof.couple.gumbel import first, times
-from draftproof.errors import DraftproofError
 from draftproof.law import Array
 
 
 def draft(q: Array, noise: Array, siblings: int) -> Array:
-    """[B, K]: sibling k wins race k at speeds q; equal siblings are possible."""
-    xp = array_namespace(q)
-    if siblings > noise.shape[1]:
-        raise DraftproofError(
-            f"{siblings} siblings need {siblings} streams of noise, here are {noise.shape[1]}: draft fewer, or use of()"
-        )
-    return xp.stack([first(times(q, noise[:, k])) for k in range(siblings)], axis=1)
+    """[B, K]: sibling k wins race k at speeds q; equal siblings are possible. Where there are no more races, -1."""
+    guesses = [first(times(q, noise[:, k])) for k in range(min(siblings, noise.shape[1]))]
+    none = guesses[0] * 0 - 1
+    return array_namespace(q).stack(guesses + [none] * (siblings - len(guesses)), axis=1)
 
 
 def emit(p: Array, noise: Array) -> Array:
