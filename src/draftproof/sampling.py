@@ -263,7 +263,7 @@ def _dense(values: Mapping[int, float], size: int, name: str) -> Any:
     """[V] array of a sparse mapping."""
     dense = np.zeros(size)
     for token, value in values.items():
-        if not (isinstance(token, int | np.integer) and 0 <= token < size):
+        if not 0 <= token < size:
             raise DraftproofError(f"{name} names token {token!r}, but the vocabulary has ids 0 to {size - 1}")
         dense[token] = value
     return dense
