@@ -227,6 +227,8 @@ def test_what_a_rule_accepts():
     assert name(Tree.chain(3)) == "chain:3"
     assert name(Tree.paths(2, 3)) == "paths:2x3"
     assert name(Tree.of(2, 2)) == repr(Tree.of(2, 2))
+    assert name(Tree.best(20, 5)) == "best:20x5"
+    assert name(Tree.best(20, 5).cut(3)) == "best:14x3"
 
 
 def test_assumed_costs_come_from_sizes():

@@ -11,15 +11,16 @@ import torch
 import draftproof as dp
 from draftproof import verify
 from draftproof.engine import fused
+from draftproof.engine.auto import Auto
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
-from draftproof.engine.generate import choose_draw
+from draftproof.engine.generate import choose_draw, fixed_shape
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models.hf import HFModel
 from draftproof.models.nodes import Calls
 from tests import tiny
-from tests.engine.test_fused import drafter, finish, requests
+from tests.engine.test_fused import Script, drafter, finish, requests
 
 PROMPTS = [[65, 66, 67], [70] * 9, [80]]
 TREE = dp.Tree.best(9, 3)
@@ -80,6 +81,38 @@ def test_any_tree(kind, name):
     batch = FusedBatch(target, draft, "traversal", tree, len(PROMPTS), 50)
     texts = write(batch, requests(target, PROMPTS, sampling, 12))
     assert texts == general(target, draft, tree, PROMPTS, sampling, 12)
+
+
+class Paced:
+    """A tree that is cut to these depths, one after another, and to 2 from then on; for the general engine."""
+
+    size = TREE.size
+
+    def __init__(self, depths):
+        self.depths = iter(depths)
+
+    def cut(self, depth):
+        return TREE.cut(next(self.depths, 2))
+
+
+@pytest.mark.parametrize("kind", ["head", "llama"])
+def test_depths_may_change_with_every_step(kind):
+    target, sampling, depths = tiny.model(), dp.Sampling(temperature=0.8), [3, 0, 3, 0, 0, 2, 3, 1, 0, 2, 3, 0]
+    draft, rule = drafter(kind, target) if kind == "head" else near(), verify.get("traversal")
+    (made,) = requests(target, [[70] * 5], sampling, 24)
+    texts = write(FusedBatch(target, draft, "traversal", TREE, 1, 60, pace=Script(depths)), [made])
+    batch = Batch(target, [draft], rule, Paced(depths), choose_draw(rule, TREE, None), 1, 60)
+    (longer,) = requests(target, [[70] * 5], sampling, 28)
+    assert texts == [write(batch, [longer])[0][:24]]
+    assert {"chain:0", "paths:3x1", "best:6x2", "best:9x3"} <= made.trace.shapes.keys()
+
+
+@pytest.mark.parametrize(("rows", "name"), [(1, "best:63x5"), (2, "best:31x5"), (32, "best:5x5")])
+def test_a_tree_that_is_tuned_is_as_large_as_a_call_allows(rows, name):
+    rule = verify.get("traversal")
+    assert fixed_shape(rule, Auto("any"), False, rows) == dp.Tree.parse(name)
+    assert fixed_shape(verify.get("block"), Auto("chain"), False, rows) == dp.Tree.chain(5)
+    assert fixed_shape(rule, TREE, False, rows) == TREE
 
 
 def test_the_target_as_its_own_drafter_is_believed():

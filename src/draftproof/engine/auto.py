@@ -11,6 +11,7 @@ an `Auto` of its own, with assumed costs (`Nominal`): its text depends on nothin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from draftproof.couple import Coupling
@@ -242,12 +243,15 @@ class Auto:
         return Choice(made.tree, made.speedup)
 
 
+@lru_cache(maxsize=64)
 def name(tree: Tree) -> str:
     """A shape as `Tree.parse` or Python reads it."""
     width, depth = len(tree.children(0)), tree.depth[-1]
     if tree.is_chain:
         return f"chain:{depth}"
-    return f"paths:{width}x{depth}" if tree == Tree.paths(width, depth) else repr(tree)
+    if tree == Tree.paths(width, depth):
+        return f"paths:{width}x{depth}"
+    return f"best:{tree.size - 1}x{depth}" if tree == Tree.best(tree.size - 1, depth) else repr(tree)
 
 
 def trees_of(rule: object) -> str:

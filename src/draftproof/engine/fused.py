@@ -13,6 +13,7 @@ import torch
 
 from draftproof.couple import COUPLINGS
 from draftproof.draft import Tree
+from draftproof.engine.auto import name
 from draftproof.engine.pace import Pace
 from draftproof.engine.request import Request
 from draftproof.engine.resident import PHASES, RULES, Made, Resident
@@ -98,7 +99,7 @@ class FusedBatch:
         compiled: bool = False,
         pace: Pace | None = None,
     ) -> None:
-        """`tree`: guesses of a step; with a `pace`, which chooses them step by step, the longest chain of them."""
+        """`tree`: guesses of a step; with a `pace`, which says step by step how deep they go, the most of them."""
         self.tree = tree if draft is not None else Tree.chain(0)
         self.pace = pace if self.tree.size > 1 else None
         self.capacity = capacity
@@ -265,7 +266,7 @@ class FusedBatch:
             said.append((request, request.absorb(made)))
             wrote.append(accepted[row])
             if self.pace is not None:
-                request.trace.shapes[f"chain:{depth}"] += 1
+                request.trace.shapes[name(reading.tree)] += 1
             if request.finish and self.requests[row] is request:
                 self._free(row)
         if self.pace is not None and wrote:  # all texts may have ended while the step was in flight

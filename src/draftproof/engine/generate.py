@@ -207,7 +207,7 @@ def open_batch(
     again     for texts that come at once and are written to their end: where those before them were, if that is free
     """
     way = choose_draw(rule, shape.example if isinstance(shape, Auto) else shape, draw)
-    fixed = fixed_shape(shape, paced)
+    fixed = fixed_shape(rule, shape, paced, rows)
     if fused.fits(target, drafts, rule.name, fixed, samplings):
         pace = Pace(hope(drafts)) if isinstance(shape, Auto) else None
         make = fused.reopen if again else FusedBatch
@@ -215,9 +215,14 @@ def open_batch(
     return Batch(target, drafts, rule, shape, way, rows, capacity)
 
 
-def fixed_shape(shape: Tree | Auto, paced: bool) -> Tree:
-    """What the fused step is recorded for: what is tuned elsewhere is a chain of five there."""
-    return Tree.chain(5) if isinstance(shape, Auto) or paced else shape
+def fixed_shape(rule: Rule, shape: Tree | Auto, paced: bool, rows: int) -> Tree:
+    """What the fused step is recorded for: what is tuned elsewhere is a chain of five there, or a tree as deep.
+
+    A large target reads some 64 tokens hardly slower than one.
+    """
+    if not (isinstance(shape, Auto) or paced):
+        return shape
+    return Tree.best(max(64 // rows - 1, 5), 5) if rule.name == "traversal" else Tree.chain(5)
 
 
 def choose_rule(verify: str, lossy: str | None) -> Rule:

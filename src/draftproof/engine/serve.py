@@ -126,7 +126,7 @@ class Engine:
     def _batch(self, request: Request) -> Batch | FusedBatch:
         """The batch that this request belongs to; opened when the first of its kind comes."""
         samplings = request.sampling, request.draft_sampling
-        fixed = fixed_shape(self.shape, self._paced)
+        fixed = fixed_shape(self.rule, self.shape, self._paced, self.rows)
         kind = fused.fits(self.target, self.drafts, self.rule.name, fixed, samplings)
         if kind not in self._batches:
             capacity = self.length + self.shape.size
