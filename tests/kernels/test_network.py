@@ -143,13 +143,16 @@ def test_what_is_done_in_one_launch(monkeypatch):
         shape: Shape = shape,
         masks: Any = (rule, rule),
         store: Any = 0,
+        tokens: int = 1,
     ) -> bool:
-        x: Any = SimpleNamespace(shape=(rows, 1), is_cuda=True, device=device, element_size=lambda: size)
+        x: Any = SimpleNamespace(shape=(rows, tokens), is_cuda=True, device=device, element_size=lambda: size)
         return cuda.whole(x, shape, masks, (store, store))
 
     assert fits()
     assert fits(rows=64)
     assert not fits(rows=65)
+    assert fits(tokens=21)
+    assert not fits(rows=1, tokens=22)
     assert not fits(size=4)
     assert not fits(device=(8, 0))
     assert not fits(shape=shape._replace(inner=4096))

@@ -22,6 +22,7 @@ PARTS = 8  # of them
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
 WIDTH, ROWS, FEW = 2048, 64, 2  # of a small network; its tokens in all; those that are multiplied without tensor cores
+ASKING = 64  # queries of a row for a head of its keys
 ENTRIES = 2048  # of a slot, that a program moves
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
 
@@ -154,6 +155,7 @@ def whole(x: torch.Tensor, shape: Any, masks: Sequence[Any], stores: Sequence[An
         and all(mask is rule for mask in masks)
         and all(store is not None for store in stores)
         and x.shape[0] * x.shape[1] <= ROWS
+        and x.shape[1] * shape.heads <= ASKING * shape.shared
         and max(shape.width, shape.heads * shape.size, shape.inner) <= WIDTH
         and x.element_size() == 2
         and x.is_cuda
