@@ -157,11 +157,16 @@ def test_a_folder_belongs_to_one_run(run: Path, lines: Path) -> None:
         ({"data": ("absent.txt",)}, "prompts cannot be read from absent.txt"),
         ({"begin": "absent"}, "no head can be read in absent"),
         ({"begin": "absent", "kind": "model"}, "unknown model 'absent'"),
+        ({"data": ("one.txt", "self")}, "one.txt has one prompt, which is kept apart"),
         ({"rate": 0.0}, "rate must be positive"),
         ({"width": 20, "kind": "model"}, "width must be a multiple of 8, not 20"),
     ],
 )
-def test_what_cannot_work_leaves_no_folder_behind(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_cannot_work_leaves_no_folder_behind(
+    change: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("What?\n")
     with pytest.raises(DraftproofError, match=message):
         distil(tiny.model(), "tiny", tmp_path / "out", SMALL._replace(**change), silent)
     assert not (tmp_path / "out").exists()
@@ -203,6 +208,9 @@ def test_text_follows_its_script() -> None:
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     asked, own = Source.of(target, ["What?"]), Source.of(target, [])
+    wordy = asked._replace(around=asked.around._replace(first=(65,) * 400))  # a template that says more than any prompt
+    (opening,) = wordy.turn(True, np.random.default_rng(0))
+    assert data.scripts([wordy], 2, np.random.default_rng(0))[0, 0].tolist() == [*opening, -1]
     text = target.tokenizer.decode
     assert [text(part) for part in asked.turn(True, np.random.default_rng(0))] == ["[user]What?<end>[assistant]"]
     assert [text(part) for part in own.turn(True, np.random.default_rng(0))] == ["[user]", "[assistant]"]

@@ -102,12 +102,16 @@ class Source(NamedTuple):
 
 def scripts(sources: Sequence[Source], rows: int, rng: np.random.Generator) -> torch.Tensor:
     """[R, turns + 1, longest] given tokens, then -1; each question from one of the sources, the last turn empty."""
-    made = np.full((rows, TURNS + 1, LONGEST + 64), -1, dtype=np.int32)
-    for row in made:
+    told: list[list[Ids]] = []
+    for _ in range(rows):
         segments: list[Ids] = []
         while len(segments) < TURNS:
             segments += sources[int(rng.integers(len(sources)))].turn(not segments, rng)
-        for turn, segment in enumerate(segments[:TURNS]):
+        told.append(segments[:TURNS])
+    longest = max(len(segment) for segments in told for segment in segments)  # a template may be longer than a prompt
+    made = np.full((rows, TURNS + 1, longest + 1), -1, dtype=np.int32)
+    for row, segments in zip(made, told, strict=True):
+        for turn, segment in enumerate(segments):
             row[turn, : len(segment)] = segment
     return torch.from_numpy(made)
 

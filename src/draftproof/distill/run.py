@@ -22,6 +22,7 @@ from draftproof.distill.job import Folder, Job
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.distill.train import Progress, Settings, Trainer
+from draftproof.errors import DraftproofError
 from draftproof.limits.prompts import read
 from draftproof.models import headnet
 from draftproof.models.hf import HFModel
@@ -122,6 +123,9 @@ def _prompts(job: Job) -> Prompts:
     if job.held:
         return pools, read(Path(job.held))
     held = [prompt for pool in pools.values() for prompt in pool[::20]]
+    for name, pool in pools.items():
+        if len(pool) == 1:
+            raise DraftproofError(f"{name} has one prompt, which is kept apart to evaluate on: give more, or --held")
     return {name: [prompt for n, prompt in enumerate(pool) if n % 20] for name, pool in pools.items()}, held
 
 
