@@ -142,7 +142,7 @@ def test_a_drafter_without_a_guess_accepts_nothing():
     silent = TableModel(lambda context: [0.25] * 4)
     found = measure(silent, NGram(4, longest=9, shortest=9), [[0]], Settings(siblings=(1, 2), tokens=3))
     assert all(rule.acceptance == rule.limit == 0 and rule.tokens == 1 for rule in found.results[0].rules)
-    assert "use --draft none" in report.advice(found, found.results[0])
+    assert "use --draft none: no rule accepted anything." in report.advice(found, found.results[0])
 
 
 def test_memory_does_not_grow_with_the_prompts():
@@ -168,6 +168,8 @@ def test_advice_names_the_fastest(measured):
     promised = fastest._replace(plan=fastest.plan._replace(speedup=1.5, tokens=2.5, error=0.25))
     said = report.advice(measured, result._replace(rules=[promised]))
     tree = report.shape(promised)
+    idle = promised._replace(plan=promised.plan._replace(speedup=3.0, tokens=1.0))  # by the clock's mistake
+    assert report.best(result._replace(rules=[idle, promised])) == promised
     doubtful = promised._replace(plan=promised.plan._replace(speedup=1.2))
     assert "use --draft none" in report.advice(measured, result._replace(rules=[doubtful]))
     assert f"use --verify {promised.case.rule} --tree {tree}: 2.50 tokens a call, predicted 1.50 ± 0.25 times" in said
@@ -220,8 +222,9 @@ def test_tables_for_people(folder, tmp_path):
     ("words", "message"),
     [
         (["--k", "1,x"], "k takes numbers with commas between them, not '1,x'"),
-        (["--k", "0"], "k must be positive, not 0"),
+        (["--k", "0"], "k must be from 1 to 64, not 0"),
         (["--temperature", "-1"], "temperature must be 0 (greedy) or a positive number"),
+        (["--k", "1,65"], "k must be from 1 to 64, not 1, 65"),
         (["--tokens", "0"], "tokens must be at least 1, not 0"),
         (["--length", "0"], "length must be at least 1, not 0"),
         (["--draft-top-k", "-2"], "top_k must be 0 (off) or a positive integer"),
@@ -263,6 +266,8 @@ def test_prompts_from_files(tmp_path):
     lines = [{"question": "q"}, {"instruction": "i", "output": "o"}, {"turns": ["t", "u"]}, {"prompt": "p"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert prompts.read(tmp_path / "a.jsonl") == ["q", "i", "t", "p"]
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "two\u2028lines"}, ensure_ascii=False), encoding="utf-8")
+    assert prompts.read(tmp_path / "b.jsonl") == ["two\u2028lines"]
 
 
 def test_prompts_that_fill_the_context(on_tiny_models):

@@ -110,7 +110,7 @@ def prompts(pair: Pair, path: Path | None, by: str | None) -> dict[str, list[Ids
     if path is None or path.suffix != ".jsonl":
         raise DraftproofError("prompts are grouped by a field of a .jsonl file: give one with --prompts")
     groups: dict[str, list[Ids]] = {}
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     for prompt, line in zip(words, lines, strict=True):
         entry = json.loads(line)
         if by not in entry:

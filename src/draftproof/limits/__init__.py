@@ -25,6 +25,7 @@ from draftproof.sampling import Sampling
 from draftproof.theory.plan import Estimate, Plan, by_temperature, path_plans
 from draftproof.verify import VERIFIERS, block
 
+WIDEST = 64  # guesses for a token: rules that plan take time for each
 FACTORS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)  # on the drafter's temperature
 
 
@@ -43,8 +44,9 @@ class Settings(NamedTuple):
         for name in ("tokens", "length"):
             if getattr(self, name) < 1:
                 raise DraftproofError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not self.siblings or min(self.siblings) < 1:
-            raise DraftproofError(f"k must be positive, not {', '.join(map(str, self.siblings)) or 'empty'}")
+        if not self.siblings or not all(1 <= K <= WIDEST for K in self.siblings):
+            given = ", ".join(map(str, self.siblings)) or "empty"
+            raise DraftproofError(f"k must be from 1 to {WIDEST}, not {given}")
         for temperature in self.temperatures:
             Sampling(temperature=temperature, top_k=self.draft_top_k)
         return self

@@ -23,7 +23,7 @@ def read(path: Path) -> list[str]:
     """The prompts of a .txt file, one a line, or of a .jsonl file, one an object."""
     if path.suffix not in (".txt", ".jsonl"):
         raise DraftproofError(f"prompts come from a .txt or .jsonl file, not from {path.name!r}: rename or convert it")
-    lines = read_text(path, "prompts").splitlines()
+    lines = read_text(path, "prompts").split("\n")  # and no other end of line: JSON may hold those within a text
     numbered = [(n, line) for n, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise DraftproofError(f"{path} holds no prompt: write one a line")

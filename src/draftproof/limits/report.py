@@ -20,7 +20,8 @@ def ranked(result: Temperature) -> list[Measured]:
 
 
 def best(result: Temperature) -> Measured:
-    return max(result.rules, key=lambda rule: rule.plan.speedup)
+    """The fastest that accepts something: what accepts nothing may seem fast where the clock is not sure."""
+    return max(result.rules, key=lambda rule: (rule.plan.tokens > 1, rule.plan.speedup))
 
 
 def shape(rule: Measured) -> str:
@@ -34,7 +35,9 @@ def advice(report: Report, result: Temperature) -> str:
     rule = best(result)
     gain = f"{rule.plan.speedup:.2f} ± {rule.plan.error:.2f} times the speed of plain sampling"
     start = f"At temperature {result.temperature:g} on this machine use"
-    if rule.plan.tokens == 1 or rule.plan.speedup - rule.plan.error <= 1:
+    if rule.plan.tokens == 1:
+        return f"{start} --draft none: no rule accepted anything."
+    if rule.plan.speedup - rule.plan.error <= 1:
         return f"{start} --draft none: the best rule, {rule.case.rule} with {shape(rule)}, is predicted {gain}."
     settings = f"--verify {rule.case.rule} --tree {shape(rule)}"
     return f"{start} {settings}: {rule.plan.tokens:.2f} tokens a call, predicted {gain}."
