@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 import draftproof as dp
 from draftproof import models, verify
@@ -15,6 +17,7 @@ from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models.cache import Recall
+from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.ngram import NGram
 from draftproof.theory.enumerate import target_law
@@ -38,6 +41,14 @@ def test_logits_are_kept_so_another_temperature_can_use_them():
         out = dp.generate(
             tiny.model(), "abc", draft=draft, sampling=dp.Sampling(temperature=temperature), max_new_tokens=40, seed=1
         )
+    assert out.trace.accepted > 0
+
+
+def test_logits_of_half_the_precision_are_kept_too():
+    halved = copy.deepcopy(tiny.model().network).to(torch.bfloat16)
+    target, draft = HFModel(halved, tiny.tokenizer()), Recall(tiny.VOCABULARY)
+    for _ in range(2):
+        out = dp.generate(target, "abc", draft=draft, sampling=dp.Sampling(temperature=0), max_new_tokens=12)
     assert out.trace.accepted > 0
 
 

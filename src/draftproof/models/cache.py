@@ -79,7 +79,7 @@ class RecallSession:
 
     def learn(self, tree: Tree, tokens: Array, logits: Array) -> None:
         """The target's logits [B, N, V] after the nodes of a draft, on the device they are on."""
-        rows = np.asarray(logits.cpu() if hasattr(logits, "cpu") else logits, dtype=np.float32)
+        rows = logits.float().cpu().numpy() if hasattr(logits, "cpu") else np.asarray(logits, dtype=np.float32)
         for b, drawn in enumerate(tokens):
             for node in range(tree.size):
                 if all(drawn[n] >= 0 for n in tree.path(node)):
