@@ -29,19 +29,33 @@ def excess(
         sums = state.sums + (b * N + n) * E
         many = listed(lists, b * N + n)
         total = tl.zeros((TILE // CHUNK,), tl.float32)
+        late = n < 0
+        if LAZY:
+            late = n == tl.load(state.facts + 8 * b + 3)
         if many >= 0:
             if n % Q == c:
-                for o in range(0, many, TILE):
-                    ids = place(lists, b * N + n, many, o + tokens(0, TILE, CHUNK), many)
-                    total += tl.sum(rest(rows, law, draft, draft_law, b, n, row, ids), 1)
+                total = sum_list(rows, law, draft, draft_law, lists, b, n, row, many, N, TILE, CHUNK)
                 tl.store(sums, tl.sum(total, 0))
-        elif LAZY & (n == tl.load(state.facts + 8 * b + 3)):
-            begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
+        elif late:
+            if LAZY:
+                begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
         elif row[2]:
             total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, True, TILE, CHUNK)
         else:
             total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, False, TILE, CHUNK)
         tl.store(state.totals + (b * N + n) * Q + c, tl.sum(total, 0))
+
+
+@triton.jit
+def sum_list(
+    rows, law, draft, draft_law, lists, b, n, row, many, N, TILE: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The excess of a listed row, in the first of [C]."""
+    total = tl.zeros((CHUNK,), tl.float32)
+    for o in range(0, many, CHUNK):
+        ids = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), many)
+        total += rest(rows, law, draft, draft_law, b, n, row, ids)
+    return tl.where(tl.arange(0, TILE // CHUNK) == 0, tl.sum(total, 0), 0.0)
 
 
 @triton.jit

@@ -180,7 +180,7 @@ def run(
             if not short:
                 excess[(batch * plan.parts * plan.ranks,)](
                     *laws, lists, state, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, LAZY=lazy, EARLY=early,
-                    num_warps=4, maxnreg=128 if lazy else 168, launch_pdl=early,
+                    num_warps=4, maxnreg=128, launch_pdl=early,
                 )  # fmt: skip
             emit[(batch,)](
                 *laws, lists, state, out, nodes, kept, plan.parts, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept),
