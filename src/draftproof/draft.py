@@ -104,6 +104,14 @@ class Tree(NamedTuple):
                 return make(*numbers)
         raise DraftproofError(f"unknown tree {text!r}: use chain:5, star:4, paths:4x5, of:3x2x1 or best:20x5")
 
+    def check(self) -> Tree:
+        """The tree itself, if its nodes are numbered as they must be: elsewhere guesses would be lost unseen."""
+        parents = enumerate(self.parent[1:], start=1)
+        rooted = self.parent[:1] == (-1,) and all(0 <= parent < node for node, parent in parents)
+        if not rooted or list(self.depth) != sorted(self.depth):
+            raise DraftproofError(f"{self} is not numbered level by level from (-1, 0, ...) on: sort its nodes so")
+        return self
+
     @property
     def size(self) -> int:
         """Number of nodes, node 0 included."""

@@ -87,3 +87,14 @@ def test_best_guesses_by_name() -> None:
 def test_a_tree_that_no_model_reads_is_not_made(name: str) -> None:
     with pytest.raises(DraftproofError, match=f"at most 4096 guesses, '{name}' would have more"):
         Tree.parse(name)
+
+
+@pytest.mark.parametrize("parent", [(), (0,), (-1, -1), (-1, 1), (-1, 2, 0), (-1, 0, 1, 0), (-1, 0, 1, 2, 3, 0)])
+def test_a_tree_is_numbered_level_by_level(parent: tuple[int, ...]) -> None:
+    with pytest.raises(DraftproofError, match="is not numbered level by level"):
+        Tree(parent).check()
+
+
+@pytest.mark.parametrize("tree", [Tree((-1,)), Tree.chain(3), Tree.of(3, 2), Tree((-1, 0, 0, 2, 1)), Tree.best(20, 5)])
+def test_a_tree_that_is_so_numbered_is_itself(tree: Tree) -> None:
+    assert tree.check() is tree

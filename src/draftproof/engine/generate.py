@@ -264,6 +264,7 @@ def tempers(rule: Rule, sampling: Sampling) -> bool:
 
 def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:
     """The named way of drawing siblings, or the one that finds most among those the rule is exact for."""
+    tree.check()
     if isinstance(rule, Coupling):
         if name is not None:
             raise DraftproofError(f"{rule.name!r} draws its guesses from the shared noise: leave `draw` out")
