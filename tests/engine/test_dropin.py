@@ -142,6 +142,19 @@ def test_a_model_in_training_is_so_afterwards():
     assert not model.lm_head.training
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft_temperature": "hot"}, "temperature must be 0 .* not 'hot'"),
+        ({"tree": dp.Tree.star(3)}, "works on chain drafts only"),
+        ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "match"}, "is not numbered level by level"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_generate_is_called(change, message):
+    with pytest.raises(dp.DraftproofError, match=message):
+        dp.custom_generate(draft="ngram", **change)
+
+
 def test_what_is_no_drafter_is_named():
     with pytest.raises(dp.DraftproofError, match="draft must be a name or a model, not int"):
         tiny.network("llama").generate(**ids("abc"), max_new_tokens=5, custom_generate=dp.custom_generate(draft=3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from draftproof.draft import Tree
@@ -49,7 +49,7 @@ def check_text(max_new_tokens: Any, stop: Any, *samplings: Any) -> tuple[str, ..
     for sampling in samplings:
         if not isinstance(sampling, Sampling | None):
             raise DraftproofError(f"sampling must be a Sampling, as in Sampling(temperature=0.8), not {sampling!r}")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
     strange = [one for one in stops if not isinstance(one, str)]
     if strange:
         raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings")

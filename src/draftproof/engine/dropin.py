@@ -26,6 +26,7 @@ from draftproof.engine.request import Request
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
 from draftproof.models.session import Model
+from draftproof.sampling import Sampling
 
 # Processors that keep a state of their own between calls: asked about a guess, they would take it for the text.
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
@@ -79,12 +80,12 @@ def custom_generate(
     lean                runs models of the Llama family by faster layers, as `draftproof.load` does; on a CPU in float32
                         that takes room for the weights once more
     """
-    rule = choose_rule(verify, None)
+    rule = choose_rule(verify, None)  # what is refused is refused now, not in the middle of generate()
+    if draft_temperature is not None:
+        Sampling(temperature=draft_temperature)  # refuses what is none
     # the seed is torch's, so a text must be repeatable
     shape, paced = choose_shape(rule, [] if draft is None else [draft], tree, seeded=True, tempers=False)
-    choose_draw(
-        rule, shape.example if isinstance(shape, Auto) else shape, None
-    )  # refuses a tree that does not suit, now and not in the middle of generate()
+    choose_draw(rule, shape.example if isinstance(shape, Auto) else shape, None)  # refuses a tree that does not suit
 
     opened = Opened(draft, lean)
 
