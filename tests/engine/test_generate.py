@@ -306,12 +306,30 @@ class BrokenSession(TableSession):
         if self.model.how == "law":
             self.speaks = "law"
             return np.where(wrong[..., None], 0.7, 1.0) * np.exp(logits)
+        if self.model.how in ("learn", "commit"):
+            return logits
         return np.where(wrong[..., None], np.nan if self.model.how == "nan" else np.inf, logits)
+
+    def learn(self, tree, tokens, logits):
+        if self.model.how == "learn" and self.model.after in tokens:
+            raise RuntimeError("no room to learn")
+
+    def commit(self, tree, tokens, node, token):
+        if self.model.how == "commit" and self.model.after in token:
+            raise RuntimeError("no room to keep it")
+        super().commit(tree, tokens, node, token)
 
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("raise", "out of memory"), ("nan", "non-finite"), ("inf", "non-finite"), ("law", "does not sum to one")],
+    [
+        ("raise", "out of memory"),
+        ("nan", "non-finite"),
+        ("inf", "non-finite"),
+        ("law", "does not sum to one"),
+        ("learn", "no room to learn"),
+        ("commit", "no room to keep"),
+    ],
 )
 def test_a_failing_drafter_costs_speed_and_nothing_else(how, reason):
     target = table(1)

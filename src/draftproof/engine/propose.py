@@ -79,7 +79,7 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
                 for drafter, names in zip(drafters, some, strict=True)
             ]
         except Exception as error:  # a drafter is a guest: whatever it raises, the text goes on
-            failure = _reason(error)
+            failure = reason(error)
             break
         for i, parent in enumerate(level):
             children = list(tree.children(parent))
@@ -109,8 +109,8 @@ def _chain(
         return None
     try:
         made = drafters[0].chain(sampling.temperature, guess.uniforms[0, 1 : length + 1])
-    except Exception as error:
-        return Proposal(tree.cut(0), _roots(rows, tree)[:, :1], [], list(some), _reason(error))
+    except Exception as error:  # before anything was drawn: the draws are one call of C, which raises nothing
+        return Proposal(tree.cut(0), _roots(rows, tree)[:, :1], [], list(some), reason(error))
     if made is None or names is None:
         return None
     tokens = np.concatenate([[rows[0].last], names[made[0]]])
@@ -131,7 +131,7 @@ def follow(rows: Sequence[Row], drafters: Sequence[Any], tree: Tree) -> Proposal
         try:
             said = drafters[0].guess(tree, tokens, range(depth, depth + 1))[:, 0]
         except Exception as error:
-            failure = _reason(error)
+            failure = reason(error)
             break
         said = np.where((tokens[:, depth] >= 0) & (depth < room), said, -1)
         if not (said >= 0).any():
@@ -148,7 +148,8 @@ def _roots(rows: Sequence[Row], tree: Tree) -> np.ndarray:
     return tokens
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why a drafter failed, in a line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

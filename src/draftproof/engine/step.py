@@ -19,7 +19,7 @@ from draftproof.draws import Draw
 from draftproof.engine.certain import CERTAIN
 from draftproof.engine.decide import Decision, Race, decide, decide_chain
 from draftproof.engine.laws import Row, beside, laws
-from draftproof.engine.propose import Proposal, by_draw, certain, follow, own_laws, propose
+from draftproof.engine.propose import Proposal, by_draw, certain, follow, own_laws, propose, reason
 from draftproof.engine.rest import Rest, merge
 from draftproof.engine.trace import Step
 from draftproof.law import Array
@@ -66,7 +66,10 @@ def step(
     clock.append(time.perf_counter())
     for drafter in drafters:
         if asked and hasattr(drafter, "learn"):  # a drafter that remembers what the target says
-            drafter.learn(tree, tokens, logits)
+            try:
+                drafter.learn(tree, tokens, logits)
+            except Exception as error:  # still a guest
+                failure = reason(error)
 
     p = laws(logits, rows, tree, tokens, range(tree.size), [row.sampling for row in rows])
     sure = sure or (tree.size == 1 and not isinstance(rule, Lossy))  # nothing was guessed
@@ -89,11 +92,22 @@ def step(
     seconds = dict(zip(("draft", "target", "verify"), np.diff(clock).tolist(), strict=True))
     branches, nodes, emitted = _branch(decisions, tokens, tree, seconds)
     tokens = tokens[[branch.row for branch in branches]]
-    for session in (target, *(drafters if failure is None else ())):
-        for i, branch in enumerate(branches[len(rows) :], start=len(rows)):
-            session.copy(branch.row, i)
-        session.commit(tree, tokens, nodes, emitted)
+    _keep(target, branches[len(rows) :], tree, tokens, nodes, emitted)
+    for drafter in drafters if failure is None else ():
+        try:
+            _keep(drafter, branches[len(rows) :], tree, tokens, nodes, emitted)
+        except Exception as error:
+            failure = reason(error)
     return Outcome(branches, failure, draft, p, narrow if narrow is not None and draft.p is p else None)
+
+
+def _keep(
+    session: Session, new: Sequence[Branch], tree: Tree, tokens: np.ndarray, nodes: list[int], emitted: list[int]
+) -> None:
+    """What was decided in every row; new branches go behind the rows that there are."""
+    for i, branch in enumerate(new, start=len(nodes) - len(new)):
+        session.copy(branch.row, i)
+    session.commit(tree, tokens, nodes, emitted)
 
 
 def _whole(proposal: Proposal, drafters: Sequence[Any], p: Array, sure: bool) -> Draft:
