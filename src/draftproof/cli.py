@@ -17,6 +17,8 @@ from draftproof.commands.limits import limits
 from draftproof.commands.rules import list_rules
 from draftproof.errors import DraftproofError
 
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # of a GPU, of the machine: torch's words for it
+
 app = typer.Typer(
     help="Faster text from a language model, from exactly the model's own distribution.",
     no_args_is_help=True,
@@ -78,6 +80,13 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:  # no space, no right to write
         typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        typer.echo(
+            "error: out of memory: choose a smaller model, another --dtype, or fewer and shorter texts", err=True
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

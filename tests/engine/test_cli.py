@@ -111,6 +111,28 @@ def test_a_terminal_that_lacks_a_character_shows_another(monkeypatch, folder):
     assert b"?" in bare.buffer.getvalue()  # most of what this model says is no ASCII
 
 
+@pytest.mark.parametrize(
+    "words", ["CUDA out of memory. Tried to allocate 2 GiB", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_out_of_memory_is_one_line(draftproof, monkeypatch, words):
+    def full(*ignored, **also):
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(models, "load", full)
+    assert draftproof("generate", "x")[0] == 1
+    assert draftproof("generate", "x")[2].startswith("error: out of memory: choose a smaller model")
+
+
+def test_an_error_of_ours_is_not_hidden(monkeypatch):
+    def wrong(*ignored, **also):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(models, "load", wrong)
+    monkeypatch.setattr(sys, "argv", ["draftproof", "generate", "x"])
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        cli.main()
+
+
 def test_a_cache_that_cannot_be_written_is_told(draftproof, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "file" / "cache"))
