@@ -64,6 +64,7 @@ def vllm(network: Any) -> Way:
             dtype=str(network.dtype).removeprefix("torch."),
             max_model_len=workload.longest + workload.tokens,
             max_num_seqs=workload.batch,
+            gpu_memory_utilization=0.5,  # of the CPU's memory too; by default nearly all of it must be free
             disable_log_stats=True,
         )
 

@@ -202,7 +202,7 @@ class FusedBatch:
             known = torch.arange(ids.shape[1], device=self.device) <= self.state.base[index, None]
             counts = torch.zeros(len(index), self.vocabulary, dtype=controls.seen.dtype, device=self.device)
             controls.seen[index] = counts.scatter_add_(1, ids, known.to(counts.dtype))
-            controls.made[index] = 0
+            controls.made.index_fill_(0, index, 0)  # assigning a number would make the device wait
 
     def _set_controls(self) -> None:
         """Controls of all rows; steps are recorded anew only if what they read has moved or changed in kind."""
