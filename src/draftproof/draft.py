@@ -13,8 +13,8 @@ from array_api_compat import array_namespace
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, row
 
-# that a first, second, ... guess of a token is the accepted one: the shipped head's at temperature 1, about
 LARGEST = 4096  # guesses of a tree by name: far more than any model reads at once
+# that a first, second, ... guess of a token is the accepted one: the shipped head's at temperature 1, about
 CHANCES = (0.63, 0.09, 0.04, 0.025, 0.012)
 
 
