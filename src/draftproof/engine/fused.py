@@ -180,9 +180,8 @@ class FusedBatch:
             for session in self.resident.sessions:
                 session.copy(sources, targets, max(map(len, texts)) - 1)  # a step reads the last token
         index = self._send(list(requests))
-        places = [(len(one.prompt) - 1, 0, len(one.prompt) + one.depth) for one in requests.values()]
-        facts = self._send([(*place, *one.member) for place, one in zip(places, requests.values(), strict=True)])
-        for kept, new in zip(self.state[1:], facts.unbind(1), strict=True):
+        facts = [(len(one.prompt) - 1, 0, len(one.prompt) + one.depth, *one.member) for one in requests.values()]
+        for kept, new in zip(self.state[1:], self._send(facts).unbind(1), strict=True):
             kept[index] = new
         self._control(requests, index)
 

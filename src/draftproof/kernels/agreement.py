@@ -88,11 +88,10 @@ def compare_tree(
 
 def compare_guesses(tokens: Tensor, draft: Tensor, tree: Tree, controls: Controls, names: Names) -> Agreement:
     """Guesses [B, N] beside what the float64 laws of the drafter's rows draw after the same elder siblings."""
-    inner = [node for node in range(tree.size) if tree.children(node)]
-    laws = reference.law(draft.double(), reference.at_nodes(controls, inner), tokens[:, :0])
+    laws = reference.law(draft.double(), reference.at_nodes(controls, tree.inner), tokens[:, :0])
     u = uniforms(*names, Lane.DRAFT, tree.size)
     ties = wrong = 0
-    for row, parent in enumerate(inner):
+    for row, parent in enumerate(tree.inner):
         q = laws[:, row] * ((tokens[:, parent] >= 0) | (parent == 0))[:, None]
         for child in tree.children(parent):
             said, right = tokens[:, child], DRAWS["distinct"].sample(q, u[:, child, None])[:, 0]

@@ -134,10 +134,9 @@ def branched(
 ) -> Draft:
     """The tree with its laws; q is zero where no child was drawn."""
     p = law(target, controls, tokens[:, :0])
-    inner = [node for node in range(tree.size) if tree.children(node)]
-    said = law(draft, at_nodes(draft_controls or controls, inner), tokens[:, :0])
+    said = law(draft, at_nodes(draft_controls or controls, tree.inner), tokens[:, :0])
     q = torch.zeros_like(p)
-    for row, node in enumerate(inner):
+    for row, node in enumerate(tree.inner):
         drawn = (tokens[:, list(tree.children(node))] >= 0).any(1)
         q[:, node] = said[:, row] * drawn[:, None]
     return Draft(tree, tokens, q, p)

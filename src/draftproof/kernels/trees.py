@@ -63,7 +63,7 @@ def plan_of(tree: Tree, device: torch.device) -> Plan:
     nodes = range(tree.size)
     below = [tree.children(n) for n in nodes]
     most, deepest = max(map(len, below)), tree.depth[-1]
-    inner = tuple(n for n in nodes if below[n])
+    inner = tree.inner
     elder, start = [-1] * tree.size, [0] * tree.size
     for parent in nodes:  # a guess is tried when its elders are refused
         for rank, child in enumerate(below[parent]):
