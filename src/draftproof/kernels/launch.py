@@ -24,6 +24,7 @@ TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
 MANY = 10**8  # tokens in all rows, from which on a look at the largest is shorter than what it saves
 PROCESSORS = 132  # of an H200; others differ by less than would matter
+BLOCK = 4  # groups whose largest score is kept together, where a row has many
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
 
@@ -62,9 +63,7 @@ class Cutting(NamedTuple):
         """Many warps are the fastest for a row, one warp the cheapest. `many`: hundreds of tokens may stay."""
         if many:
             return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 512)
-        if rows <= 8 * PROCESSORS:
-            return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 128)
-        return Cutting(1, 168, 512, 64)
+        return Cutting(1, 168, 1024, 128)
 
 
 def _power(number: float, least: int, most: int) -> int:
@@ -93,8 +92,8 @@ class Workspace(NamedTuple):
 
         word, parts = torch.int32, (rows, spans)
         stats = Stats(
-            room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit),
-            room(rows, spans * plan.crests, dtype=word) if plan.crests else None,
+            room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit // BLOCK),
+            room(rows, limit), room(rows, spans * plan.crests, dtype=word) if plan.crests else None,
         )  # fmt: skip
         state = State(
             None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows),
@@ -135,12 +134,17 @@ def run(
     lazy = not (rule is None or controls.truncates or controls.greedy)
     if controls.truncates < 2:
         stats = stats._replace(share=None)
+    block = BLOCK if controls.truncates < 2 and lists.limit >= 256 * BLOCK else 1
+    if block == 1:
+        stats = stats._replace(block=stats.group)
     if not controls.truncates:
         stats, lists = stats._replace(group=None), lists._replace(count=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
     if not lazy or draft is None:
         stats = stats._replace(crest=None)
     short = not (controls.whole or controls.truncates > 1)  # every row has a list
+    if short and controls.truncates:
+        stats = stats._replace(norm=None)
     if short or names is None:
         state = state._replace(work=None)
     out = None
@@ -156,14 +160,15 @@ def run(
     with on(target.device):
         measure[(batch * (nodes - lazy) * spans,)](
             rows, stats, state.work, nodes, nodes - lazy, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
-            LANE=width, W=max(plan.crests, 1), GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4,
+            LANE=width, BLOCK=block, W=max(plan.crests, 1), GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4,
         )  # fmt: skip
         if controls.truncates:
             edited = controls.bias is not None or controls.penalties is not None
             way = Cutting.of(batch * nodes, controls.truncates > 1)
             cut[(batch * nodes,)](
                 rows, law, stats, lists, (controls.top_k, controls.top_p, controls.min_p), nodes, spans,
-                GROUP=plan.group, SP=wide(spans), GP=wide(lists.limit), FEW=way.few, SWEEP=way.sweep,
+                GROUP=plan.group, BLOCK=block, SP=wide(spans), BP=wide(lists.limit // block),
+                FEW=way.few, SWEEP=way.sweep,
                 SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=greedy, EARLY=early,
                 num_warps=way.warps, maxnreg=way.registers, launch_pdl=early,
             )  # fmt: skip

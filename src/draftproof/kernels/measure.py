@@ -10,7 +10,7 @@ from draftproof.kernels.device import LATE, is_read, lane_shift, next_may_begin,
 @triton.jit(do_not_specialize=["N", "M", "S", "G"])
 def measure(
     rows, stats, work, N, M, S, G,
-    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, W: tl.constexpr,
+    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr,
     GREEDY: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Span c of row n of M, tile by tile: each lane of LANE tokens keeps its own peak and sum; they meet at the end.
@@ -36,16 +36,19 @@ def measure(
         full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
         for t in tl.range(c * (SPAN // TILE), full, num_stages=1 if SPAN == TILE else 4):
             peaks, norms, firsts, where = tally(
-                rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, True, TILE, LANE, GREEDY
+                rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, True, TILE, LANE, BLOCK, GREEDY
             )
         if full < end:
             peaks, norms, firsts, where = tally(
-                rows, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, False, TILE, LANE, GREEDY
+                rows, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, False, TILE, LANE, BLOCK, GREEDY
             )
         peak = tl.max(peaks, 0)
         at = (b * N + n) * S + c
-        tl.store(stats.peak + at, peak)
-        tl.store(stats.norm + at, tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0))
+        if stats.norm is None:
+            tl.store(stats.peak + at, tl.where(tl.max((peaks != peaks).to(tl.int32), 0) > 0, float("nan"), peak))
+        else:
+            tl.store(stats.peak + at, peak)
+            tl.store(stats.norm + at, tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0))
         if GREEDY:
             tl.store(stats.first + at, tl.min(tl.where(peaks == peak, firsts, LATE), 0))
         if stats.crest is not None:
@@ -58,22 +61,39 @@ def measure(
 @triton.jit
 def tally(
     rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, where,
-    FULL: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr,
+    FULL: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """The lanes' peaks, sums, first ids of their peaks and tiles that hold these, with tile t added."""
     lane = tl.arange(0, TILE // LANE)
     ids = t * TILE + lane[:, None] * LANE + tl.arange(0, LANE)[None, :]
     s = score(rows, b, n, ids, None if FULL else ids < rows.size)
-    top = tl.max(s, 1)
-    higher = tl.maximum(peaks, top)
-    shift = lane_shift(higher, rate)
-    norm = tl.sum(tl.exp2(tl.fma(s, rate, -shift[:, None])), 1)
+    if stats.norm is None:
+        top = largest(s)
+        higher = tl.maximum(peaks, top, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        top = tl.max(s, 1)
+        higher = tl.maximum(peaks, top)
+        shift = lane_shift(higher, rate)
+        norm = tl.sum(tl.exp2(tl.fma(s, rate, -shift[:, None])), 1)
+        norms = norms * tl.exp2(lane_shift(peaks, rate) - shift) + norm
     if GREEDY:
         firsts = tl.where(top > peaks, tl.min(tl.where(s == top[:, None], ids, LATE), 1), firsts)
     if stats.group is not None:  # a lane's part of a tile is a group
-        at = (b * N + n) * G + t * (TILE // LANE) + lane
-        tl.store(stats.group + at, top)
+        at = (b * N + n) * G + t * (TILE // LANE)
+        tl.store(stats.group + at + lane, top)
+        if BLOCK > 1:
+            high = tl.max(tl.reshape(top, (TILE // LANE // BLOCK, BLOCK)), 1)
+            tl.store(stats.block + at // BLOCK + tl.arange(0, TILE // LANE // BLOCK), high)
         if stats.share is not None:
-            tl.store(stats.share + at, norm * tl.exp2(shift - lane_shift(top, rate)))
+            tl.store(stats.share + at + lane, norm * tl.exp2(shift - lane_shift(top, rate)))
     where = tl.where(top > peaks, t, where)
-    return higher, norms * tl.exp2(lane_shift(peaks, rate) - shift) + norm, firsts, where
+    return higher, norms, firsts, where
+
+
+@triton.jit
+def largest(s):
+    """The largest of each row of scores, NaN where one is, which tl.max passes over."""
+    for _ in tl.static_range(3):  # a thread holds eight neighbours
+        x, y = tl.split(tl.reshape(s, (s.shape[0], s.shape[1] // 2, 2)))
+        s = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(tl.max((s != s).to(tl.int32), 1) > 0, float("nan"), tl.max(s, 1))
