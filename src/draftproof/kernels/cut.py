@@ -78,15 +78,17 @@ def gather(
     i = tl.arange(0, best.shape[0])
     live = (best >= floor) & (i < number)
     order = tl.cumsum(live.to(tl.int32), 0)
-    tl.store(blocks + order - 1, i, mask=live)
-    count = tl.max(order, 0)
+    tl.store(blocks + order - 1, i * (GROUP if BLOCK == 1 else BLOCK), mask=live)
+    count = tl.sum(live.to(tl.int32), 0)
     tl.debug_barrier()
     if BLOCK > 1:
         best = stats.group + row * lists.limit
-        count = within(rows, blocks, count, best, b, n, floor, groups, None, lists.limit, lists.limit, BLOCK, 64)
+        count = within(rows, blocks, count, best, b, n, floor, groups, None, lists.limit, lists.limit, BLOCK, GROUP, 64)
         tl.debug_barrier()
     scores = lists.scores + row * lists.room
-    found = within(rows, groups, count, None, b, n, floor, ids, scores, lists.room, rows.size, GROUP, SWEEP // GROUP)
+    found = within(
+        rows, groups, count, None, b, n, floor, ids, scores, lists.room, rows.size, GROUP, 1, SWEEP // GROUP
+    )  # fmt: skip
     tl.debug_barrier()
     listed = found <= lists.room
     tl.store(lists.count + row, tl.where(listed, found, -1))
@@ -95,38 +97,44 @@ def gather(
 
 @triton.jit
 def within(
-    rows, wholes, count, best, b, n, floor, ids, scores, room, end,
-    WIDTH: tl.constexpr, SWEEP: tl.constexpr,
+    rows, starts, count, best, b, n, floor, out, scores, room, end,
+    WIDTH: tl.constexpr, UNIT: tl.constexpr, SWEEP: tl.constexpr,
 ):  # fmt: skip
-    """List the parts of `count` listed wholes of WIDTH parts that reach the floor: groups by their best, or tokens."""
+    """List the parts that reach the floor of `count` wholes of WIDTH parts each, by where these start: how many.
+
+    The parts are tokens, or groups of UNIT tokens with their best scores; a part is listed by its first token. Threads
+    lie along a whole and hold the same place of several, as suits the stores: other layouts are turned around for them.
+    """
     found = count * 0
-    for start in range(0, count, SWEEP):
-        i = start + tl.arange(0, SWEEP)
-        whole = tl.load(wholes + i, mask=i < count, other=end)
-        part = whole[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    for o in range(0, count, SWEEP):
+        i = o + tl.arange(0, SWEEP)
+        start = tl.load(starts + i, mask=i < count, other=end)
+        part = start[None, :] + tl.arange(0, WIDTH)[:, None]
         if best is None:
             s = score(rows, b, n, part, part < end)
         else:
             s = tl.load(best + part, mask=part < end, other=float("-inf")).to(tl.float32)
-        reach = (s >= floor) & (s > float("-inf"))
-        order = found + tl.cumsum(tl.reshape(reach.to(tl.int32), (SWEEP * WIDTH,)), 0)
-        at = tl.reshape(order - 1, (SWEEP, WIDTH))
-        tl.store(ids + at, part, mask=reach & (at < room))
+        reach = ((s >= floor) & (s > float("-inf"))).to(tl.int32)
+        each = tl.sum(reach, 0)
+        at = (found + tl.cumsum(each, 0) - each)[None, :] + tl.cumsum(reach, 0) - 1
+        there = (reach > 0) & (at < room)
+        tl.store(out + at, part * UNIT, mask=there)
         if scores is not None:
-            tl.store(scores + at, s, mask=reach & (at < room))
-        found = tl.max(order, 0)
+            tl.store(scores + at, s, mask=there)
+        found += tl.sum(each, 0)
     return found
 
 
 @triton.jit
-def found_among(
+def cut_few(
     lists, row, count, floor, peak, shift, norm, rate, k, share, least, FEW: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """Cutoff, equal scores to be cut there and normaliser of a row with few candidates.
+    """Cutoff, first id and normaliser of a row with few candidates; those that stay are listed anew.
 
     Masses are whole numbers, in two halves: a warp adds whole numbers up in one step.
     """
     i = tl.arange(0, FEW)
+    ids = tl.load(lists.ids + row * lists.room + i, mask=i < count, other=LATE)
     s = tl.load(lists.scores + row * lists.room + i, mask=i < count, other=float("-inf"))
     keys = key(s, SHIFT)
     top = key(peak, SHIFT)
@@ -153,7 +161,13 @@ def found_among(
             cutoff = level
             spare = spare * 0
             norm = weight_of(coarse, fine, heavy)
-    return unkey(cutoff, SHIFT), spare, norm
+    equal = (keys == cutoff) & (i < count)
+    last = equal & (tl.cumsum(equal.to(tl.int32), 0) > spare)
+    first = tl.where(spare > 0, tl.min(tl.where(last, ids, LATE), 0), 0)
+    stays = ((keys > cutoff) | last).to(tl.int32)
+    tl.store(lists.ids + row * lists.room + tl.cumsum(stays, 0) - 1, ids, mask=stays > 0)
+    tl.store(lists.count + row, tl.sum(stays, 0))
+    return unkey(cutoff, SHIFT), first, norm
 
 
 @triton.jit
@@ -187,7 +201,7 @@ def candidates(
         ids = tl.load(lists.ids + row * lists.room + i, mask=there, other=0)
         s = tl.load(lists.scores + row * lists.room + i, mask=there, other=float("-inf"))
     else:
-        ids = tl.load(lists.groups + row * lists.limit + i // GROUP, mask=there, other=0) * GROUP + i % GROUP
+        ids = tl.load(lists.groups + row * lists.limit + i // GROUP, mask=there, other=0) + i % GROUP
         s = score(rows, b, n, ids, there & (ids < rows.size))
     return ids, s
 
@@ -210,11 +224,11 @@ def above(
 
 
 @triton.jit
-def searched(
+def cut_many(
     rows, lists, row, b, n, floor, listed, count, peak, shift, norm, rate, k, share, least,
     SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """What `ranked` finds, of a row with any number of candidates.
+    """Cutoff, first id and normaliser of a row with any number of candidates.
 
     Three searches of one form, for the lowest value that fits: the k-th largest score; the score with less than
     `share` of the mass above it; the score that min-p lets stay. Every look narrows the range to an eighth.
@@ -249,7 +263,10 @@ def searched(
                 spare = spare * 0
                 norm = tl.sum(tl.where(part == 1, mass, 0.0), 0)
             cutoff = tl.maximum(level, cutoff)
-    return unkey(cutoff, SHIFT), spare, norm
+    first = spare * 0
+    if spare > 0:
+        first = nth(rows, lists, row, b, n, listed, count, unkey(cutoff, SHIFT), spare, TILE, GROUP)
+    return unkey(cutoff, SHIFT), first, norm
 
 
 @triton.jit
@@ -345,14 +362,11 @@ def truncate(
                 floor = surely(best, weights, shares, share * norm, shift, rate, floor, top, GROUP, SHIFT)
     listed, count = gather(rows, stats, lists, best, row, b, n, number, unkey(floor, SHIFT), GROUP, BLOCK, SWEEP)
     if listed & (count <= FEW):
-        cutoff, spare, norm = found_among(
+        cutoff, first, norm = cut_few(
             lists, row, count, floor, peak, shift, norm, rate, k, share, least, FEW, SHIFT
-        )
+        )  # fmt: skip
     else:
-        cutoff, spare, norm = searched(
+        cutoff, first, norm = cut_many(
             rows, lists, row, b, n, floor, listed, count, peak, shift, norm, rate, k, share, least, SHIFT, FEW, GROUP
         )
-    first = spare * 0
-    if spare > 0:
-        first = nth(rows, lists, row, b, n, listed, count, cutoff, spare, FEW, GROUP)
     return cutoff, first, norm

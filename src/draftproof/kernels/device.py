@@ -57,7 +57,7 @@ class Stats(NamedTuple):
 class Lists(NamedTuple):
     """Tokens of a truncated row that are read again."""
 
-    groups: Any  # [B * N, limit] groups that hold them
+    groups: Any  # [B * N, limit] the first tokens of the groups that hold them
     limit: Any  # groups in a row
     ids: Any  # [B * N, room] the tokens in order
     scores: Any  # [B * N, room]
