@@ -380,6 +380,7 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"max_new_tokens": 2.5}, "max_new_tokens must be at least 1, not 2.5"),
         ({"stop": [3]}, "stop takes text, not 3"),
         ({"stop": 3}, "stop takes text, not 3"),
+        ({"stop": ["x", ""]}, "stop takes text, not '': give strings of at least one letter"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "match"}, "is not numbered level by level"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "gumbel"}, "is not numbered level by level"),
         ({"verify": None}, "unknown verifier None"),

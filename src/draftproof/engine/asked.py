@@ -50,9 +50,9 @@ def check_text(max_new_tokens: Any, stop: Any, *samplings: Any) -> tuple[str, ..
         if not isinstance(sampling, Sampling | None):
             raise DraftproofError(f"sampling must be a Sampling, as in Sampling(temperature=0.8), not {sampling!r}")
     stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
-    strange = [one for one in stops if not isinstance(one, str)]
+    strange = [one for one in stops if not isinstance(one, str) or not one]
     if strange:
-        raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings")
+        raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings of at least one letter")
     return stops
 
 

@@ -60,8 +60,9 @@ class Engine:
         compile: bool = False,
     ) -> None:
         """`length` counts prompt and text; the other settings are those of `generate`."""
-        if rows < 1:
-            raise DraftproofError(f"rows must be at least 1, not {rows}")
+        for what, number in (("rows", rows), ("length", length)):
+            if not isinstance(number, int) or number < 1:
+                raise DraftproofError(f"{what} must be a whole number of at least 1, not {number!r}")
         self.target, self.drafts, self.rule = resolve(target, draft, verify, lossy)
         self.length = min(length, self.target.context or length)
         self.shape, self._paced = choose_shape(self.rule, self.drafts, tree, seeded=True, tempers=False)
@@ -91,16 +92,17 @@ class Engine:
             )
         sampling = ended(sampling or Sampling(), self.target)
         heated = draft_sampling is None and tempers(self.rule, sampling)
+        samplings = sampling, draft_sampling or sampling
+        paced = self._paced and not self._is_fused(samplings)  # a fused batch has one pace, or none
         request = Request(
             self.target,
             ids,
-            sampling,
-            draft_sampling or sampling,
+            *samplings,
             max_new_tokens,
             stops,
             Member(secrets.randbits(63) if seed is None else check_seed(seed), 0),
             new_trace(self.rule, self.drafts),
-            own_pace(self.target, self.drafts, heated) if self._paced else None,
+            own_pace(self.target, self.drafts, heated) if paced else None,
         )
         self._waiting.append(request)
         return request
@@ -126,8 +128,7 @@ class Engine:
     def _batch(self, request: Request) -> Batch | FusedBatch:
         """The batch that this request belongs to; opened when the first of its kind comes."""
         samplings = request.sampling, request.draft_sampling
-        fixed = fixed_shape(self.rule, self.shape, self._paced, self.rows)
-        kind = fused.fits(self.target, self.drafts, self.rule.name, fixed, samplings)
+        kind = self._is_fused(samplings)
         if kind not in self._batches:
             capacity = self.length + self.shape.size
             self._batches[kind] = open_batch(
@@ -142,3 +143,8 @@ class Engine:
                 paced=self._paced,
             )
         return self._batches[kind]
+
+    def _is_fused(self, samplings: tuple[Sampling, Sampling]) -> bool:
+        """Whether the fused step can do what is asked (target, draft)."""
+        fixed = fixed_shape(self.rule, self.shape, self._paced, self.rows)
+        return fused.fits(self.target, self.drafts, self.rule.name, fixed, samplings)
