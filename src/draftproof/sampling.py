@@ -82,7 +82,7 @@ class Sampling:
     allowed: Sequence[int] | None = None
     banned: Sequence[int] = ()
     min_new_tokens: int = 0
-    end_tokens: Sequence[int] = ()  # tokens that end the text; filled from the model by the engine
+    end_tokens: Sequence[int] | None = None  # they end the text; None = the model's own, () = none does
     processors: Sequence[Processor] = ()
 
     def __post_init__(self) -> None:

@@ -224,6 +224,12 @@ def test_the_models_end_token_ends_the_text_and_is_not_shown():
     assert out.tokens[-1] == 256
 
 
+def test_a_text_that_nothing_ends_goes_on_through_the_models_end_token():
+    target, endless = chain_model("hello"), dp.Sampling(end_tokens=())
+    out = dp.generate(target, [0], draft=target, sampling=endless, tree=dp.Tree.chain(4), max_new_tokens=12)
+    assert (out.text, out.finish, out.tokens[5:]) == ("hello", "length", [256] * 7)
+
+
 def test_min_new_tokens_puts_the_end_off():
     target = table(1)
     target.end_tokens = (0, 1)

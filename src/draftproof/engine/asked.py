@@ -57,8 +57,8 @@ def check_text(max_new_tokens: Any, stop: Any, *samplings: Any) -> tuple[str, ..
 
 
 def ended(sampling: Sampling, target: Model) -> Sampling:
-    """The settings with the model's own end tokens, unless they have some."""
-    return sampling if sampling.end_tokens else dataclasses.replace(sampling, end_tokens=target.end_tokens)
+    """The settings with the model's own end tokens, unless they say which, or that there is none."""
+    return dataclasses.replace(sampling, end_tokens=target.end_tokens) if sampling.end_tokens is None else sampling
 
 
 def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def prepare(
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + shape.size
-    samplings = (sampling, draft_sampling or sampling)
+    samplings = sampling, ended(draft_sampling or sampling, target)
     batch = open_batch(
         target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile, paced=paced, again=True
     )

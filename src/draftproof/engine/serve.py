@@ -92,7 +92,7 @@ class Engine:
             )
         sampling = ended(sampling or Sampling(), self.target)
         heated = draft_sampling is None and tempers(self.rule, sampling)
-        samplings = sampling, draft_sampling or sampling
+        samplings = sampling, ended(draft_sampling or sampling, self.target)
         paced = self._paced and not self._is_fused(samplings)  # a fused batch has one pace, or none
         request = Request(
             self.target,
