@@ -402,6 +402,22 @@ def test_bad_input_is_one_line_with_a_remedy(change, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from():
+    """Two guesses are on top, nearly equal: in the target's precision the other would come first."""
+    close = np.full(tiny.VOCABULARY, 0.1 / (tiny.VOCABULARY - 2))
+    close[[5, 9]] = 0.45 - 1e-10, 0.45 + 1e-10
+    assert close.argmax() == 9
+    assert close.astype(np.float32).argmax() == 5
+    rule, seen = verify.get("nodeplan"), []
+    spy = rule._replace(stop=lambda draft: (seen.append(draft), rule.stop(draft))[1])
+    target, tree, sampling = tiny.model(), dp.Tree.star(2), dp.Sampling()
+    batch = Batch(target, [TableModel(lambda context: close)], spy, tree, choose_draw(rule, tree, None), 1, 20)
+    batch.add([Request(target, (65,), sampling, sampling, 8, (), Member(1, 0), Trace())])
+    batch.step()
+    (draft,) = seen
+    assert draft.tokens[0, 1] == 9 == draft.q[0, 0].argmax()
+
+
 def test_vocabularies_must_agree():
     with pytest.raises(dp.DraftproofError, match=r"5 tokens but target 'tiny-llama' has 258.*--draft ngram"):
         dp.generate(tiny.model(), "hello", draft=table(1))
