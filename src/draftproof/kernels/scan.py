@@ -23,3 +23,19 @@ def token_at(ids, part, running, threshold):
     reached = (running + tl.cumsum(part, 0) > threshold) & (part > 0)
     token = tl.min(tl.where(reached, ids, LATE), 0)
     return token, tl.max(tl.where(part > 0, ids, 0), 0)
+
+
+@triton.jit
+def begin(parts, u, size, CHUNK: tl.constexpr):
+    """Where to look for the token at which masses, whose chunks have sums `parts` [EP], exceed u times their total: the
+    first id and the last, the sum before it, the threshold, and whether all chunks are bare of mass.
+
+    That has probability zero but for rounding: p stands in then, as in law.residual, and is looked at as a whole.
+    """
+    total = tl.sum(parts, 0)
+    bare = total <= 0
+    threshold = u * tl.where(bare, 1.0, total)
+    chunk, running = chunk_at(parts, threshold)
+    start = tl.where(bare, 0, chunk * CHUNK)
+    end = tl.where(bare, size, start + CHUNK)
+    return start, end, tl.where(bare, 0.0, running), threshold, bare
