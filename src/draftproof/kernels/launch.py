@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from draftproof.kernels.brief import brief
 from draftproof.kernels.cut import cut
 from draftproof.kernels.decide import decide
 from draftproof.kernels.device import Law, Lists, Rows, State, Stats, dull
@@ -19,6 +20,7 @@ from draftproof.kernels.measure import measure
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
+EMIT, XW, XREG, BW, BWIDTH = 1, 4, 128, 4, 128
 GROUPS = 2048  # of a row, each of which keeps its largest score
 TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
@@ -37,6 +39,7 @@ class Plan(NamedTuple):
     parts: int  # programs that share the excess of a row, ...
     ranks: int  # ... and so many the rows of a sequence, of which mostly one is wanted, sometimes all
     crests: int  # parts of a span that name their largest tokens, to narrow the rows down; 0: all of them are summed
+    queue: bool  # whether the rows to sum are put into a queue, so that programs have equal work
 
     @staticmethod
     def of(batch: int, nodes: int, size: int) -> Plan:
@@ -46,7 +49,8 @@ class Plan(NamedTuple):
         span = min(_power(9 * root, 1024, 16384), max(group, triton.next_power_of_2(size)))
         parts = triton.cdiv(size, _power(2.3 * root, TILE, 32768))
         ranks = nodes if batch * nodes <= PROCESSORS else min(2, nodes)
-        return Plan(span, min(span, 4096), group, parts, ranks, 4 if batch * nodes * size >= MANY else 0)
+        many = batch * nodes * size >= MANY
+        return Plan(span, min(span, 4096), group, parts, ranks, 4 if many else 0, many)
 
 
 class Cutting(NamedTuple):
@@ -99,7 +103,7 @@ class Workspace(NamedTuple):
         state = State(
             None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows),
             room(rows, chunks(size)), room(rows, plan.parts), room(batch, chunks(size)),
-            room(1 + rows, dtype=word),
+            room(1 + 2 * rows, dtype=word),
         )  # fmt: skip
         listed = min(ROOM, size)
         lists = Lists(
@@ -140,8 +144,9 @@ def run(
     state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
     if not lazy or draft is None:
         stats = stats._replace(crest=None)
-    short = not (controls.whole or controls.truncates > 1)  # every row has a list
-    if short or names is None:
+    summed = controls.whole or controls.truncates > 1  # else every row that is drawn from has a list
+    short = controls.truncates and not summed
+    if not summed or names is None or not plan.queue:
         state = state._replace(work=None)
     out = None
     if names is None:
@@ -169,22 +174,26 @@ def run(
             )  # fmt: skip
         theirs = controls if draft_controls is None else draft_controls
         laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
-        if out is not None or not controls.truncates:
+        if out is not None and short:
+            brief[(batch,)](
+                *laws, lists, state, out, nodes, NP=wide(nodes), WIDTH=BWIDTH, EARLY=early, num_warps=BW, launch_pdl=early
+            )
+        elif out is not None or not controls.truncates:
             decide[(batch,)](
                 *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), LANE=width, W=max(plan.crests, 1),
                 WP=wide(spans * max(plan.crests, 1)), GREEDY=greedy, LAZY=lazy, EARLY=early,
                 num_warps=4 if plan.crests or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
             )  # fmt: skip
-        if out is not None:
-            kept = state.sums.shape[1]
-            if not short:
-                excess[(batch * plan.parts * plan.ranks,)](
-                    *laws, lists, state, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, LAZY=lazy, EARLY=early,
-                    num_warps=4, maxnreg=128, launch_pdl=early,
-                )  # fmt: skip
+        kept = state.sums.shape[1]
+        if out is not None and summed:
+            excess[(batch * plan.parts * plan.ranks,)](
+                *laws, lists, state, plan.ranks, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, LAZY=lazy, EARLY=early,
+                num_warps=XW, maxnreg=XREG, launch_pdl=early,
+            )  # fmt: skip
+        if out is not None and not short:
             emit[(batch,)](
                 *laws, lists, state, out, nodes, kept, plan.parts, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept),
-                QP=wide(plan.parts), SHORT=short, WIDTH=64, LAZY=lazy, EARLY=early, num_warps=4, launch_pdl=early,
+                QP=wide(plan.parts), LAZY=lazy, EARLY=early, num_warps=EMIT, launch_pdl=early,
             )  # fmt: skip
     return out, summary
 

@@ -11,9 +11,10 @@ from draftproof.kernels.device import LATE
 def chunk_at(parts, threshold):
     """The chunk in which the cumulated sums [EP] first exceed the threshold, and the sum before it."""
     c = tl.arange(0, parts.shape[0])
-    chunk = tl.sum((tl.cumsum(parts, 0) <= threshold).to(tl.int32), 0)
-    chunk = tl.minimum(chunk, tl.max(tl.where(parts > 0, c, 0), 0))  # u * total may round up to total
-    return chunk, tl.sum(tl.where(c < chunk, parts, 0.0), 0)
+    last = tl.max(tl.where(parts > 0, c, 0), 0)  # u * total may round up to total
+    sums = tl.cumsum(parts, 0)
+    before = (sums <= threshold) & (c < last)
+    return tl.sum(before.to(tl.int32), 0), tl.max(tl.where(before, sums, 0.0), 0)
 
 
 @triton.jit
