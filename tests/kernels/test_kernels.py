@@ -240,7 +240,7 @@ def test_a_row_in_several_spans(control: Sampling) -> None:
     launch = importlib.import_module("draftproof.kernels.launch")
     target, draft = logits(3, 3, 700, torch.bfloat16, seed=7)
     controls = Controls.of([control] * 3, 3, 700, DEVICE)
-    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 64, 2, 2, 2, True)
+    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 64, 2, 2, 2)
     space = launch.Workspace.of(3, 3, 700, torch.device(DEVICE), plan)
     rows = launch.Workspace.of(3, 2, 700, torch.device(DEVICE), plan)
     name = names(3)
@@ -259,7 +259,7 @@ def test_a_few_tokens_narrow_block_verification_down() -> None:
     name, rule = names(9), _rules(*[Rule.BLOCK] * 9)
     rows = []
     for controls, crests in ((theirs, 2), (ours, 0), (ours, 2)):
-        space = launch.Workspace.of(9, 4, 270, torch.device(DEVICE), launch.Plan(256, 128, 32, 2, 1, crests, True))
+        space = launch.Workspace.of(9, 4, 270, torch.device(DEVICE), launch.Plan(256, 128, 32, 2, 1, crests))
         law = reference.law(draft, controls, torch.zeros(9, 0, dtype=torch.int64, device=DEVICE))
         tokens = sample(law, uniforms(*name, Lane.DRAFT, 3))
         kept = kernels.summarise(draft, controls, tokens)

@@ -12,33 +12,23 @@ from draftproof.kernels.device import edit, lane_shift, next_may_begin, raw, sco
 from draftproof.kernels.residual import listed, place, rest, row_of, weighted
 
 
-@triton.jit(do_not_specialize=["R", "N", "Q", "E"])
+@triton.jit(do_not_specialize=["N", "Q", "E"])
 def excess(
-    rows, law, draft, draft_law, lists, state, R, N, Q, E,
+    rows, law, draft, draft_law, lists, state, N, Q, E,
     TILE: tl.constexpr, CHUNK: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Part c of Q of every row of the queue that is this program's turn; without a queue, of every R-th row that its
-    sequence wants."""
+    """Part c of Q of the rows of the queue that are this program's turn."""
     next_may_begin(EARLY)
     c = tl.program_id(0) % Q
     k = tl.program_id(0) // Q
     wait(EARLY)
-    if state.work is None:
-        batch = tl.num_programs(0) // (Q * R)
-        b = (k % batch).to(tl.int64)
-        n = tl.load(state.facts + 8 * b + 1) + k // batch
-        high = tl.load(state.facts + 8 * b + 2)
-        while n <= high:
-            sum_row(rows, law, draft, draft_law, lists, state, b, n, c, N, Q, E, TILE, CHUNK, LAZY)
-            n += R
-    else:
-        which = tl.load(state.work + 1 + k)  # before it is known whether there is one
-        queued = tl.load(state.work)
-        while k < queued:
-            b = (which // N).to(tl.int64)
-            sum_row(rows, law, draft, draft_law, lists, state, b, which % N, c, N, Q, E, TILE, CHUNK, LAZY)
-            k += tl.num_programs(0) // Q
-            which = tl.load(state.work + 1 + k)
+    which = tl.load(state.work + 1 + k)  # before it is known whether there is one
+    queued = tl.load(state.work)
+    while k < queued:
+        b = (which // N).to(tl.int64)
+        sum_row(rows, law, draft, draft_law, lists, state, b, which % N, c, N, Q, E, TILE, CHUNK, LAZY)
+        k += tl.num_programs(0) // Q
+        which = tl.load(state.work + 1 + k)
 
 
 @triton.jit

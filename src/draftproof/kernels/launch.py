@@ -20,11 +20,10 @@ from draftproof.kernels.measure import measure
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
-EMIT, XW, XREG, BW, BWIDTH = 1, 4, 128, 4, 128
 GROUPS = 2048  # of a row, each of which keeps its largest score
 TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
-MANY = 10**8  # tokens in all rows, from which on a look at the largest is shorter than what it saves
+WIDE, MANY = 65536, 4 * 10**7  # tokens of a row and of all: from here on a look at the largest pays
 PROCESSORS = 132  # of an H200; others differ by less than would matter
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
@@ -39,7 +38,6 @@ class Plan(NamedTuple):
     parts: int  # programs that share the excess of a row, ...
     ranks: int  # ... and so many the rows of a sequence, of which mostly one is wanted, sometimes all
     crests: int  # parts of a span that name their largest tokens, to narrow the rows down; 0: all of them are summed
-    queue: bool  # whether the rows to sum are put into a queue, so that programs have equal work
 
     @staticmethod
     def of(batch: int, nodes: int, size: int) -> Plan:
@@ -49,8 +47,8 @@ class Plan(NamedTuple):
         span = min(_power(9 * root, 1024, 16384), max(group, triton.next_power_of_2(size)))
         parts = triton.cdiv(size, _power(2.3 * root, TILE, 32768))
         ranks = nodes if batch * nodes <= PROCESSORS else min(2, nodes)
-        many = batch * nodes * size >= MANY
-        return Plan(span, min(span, 4096), group, parts, ranks, 4 if many else 0, many)
+        crests = 4 if size >= WIDE and batch * nodes * size >= MANY else 0
+        return Plan(span, min(span, 4096), group, parts, ranks, crests)
 
 
 class Cutting(NamedTuple):
@@ -146,7 +144,7 @@ def run(
         stats = stats._replace(crest=None)
     summed = controls.whole or controls.truncates > 1  # else every row that is drawn from has a list
     short = controls.truncates and not summed
-    if not summed or names is None or not plan.queue:
+    if not summed or names is None:
         state = state._replace(work=None)
     out = None
     if names is None:
@@ -158,6 +156,9 @@ def run(
     spans, wide = triton.cdiv(size, plan.span), triton.next_power_of_2
     width = plan.group if controls.truncates else min(8, plan.tile)
     greedy, early = controls.greedy, begins_early(target.device)
+    theirs = controls if draft_controls is None else draft_controls
+    laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
+    kept = state.sums.shape[1]
     with on(target.device):
         measure[(batch * (nodes - lazy) * spans,)](
             rows, stats, state.work, nodes, nodes - lazy, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
@@ -172,11 +173,9 @@ def run(
                 SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=greedy, EARLY=early,
                 num_warps=way.warps, maxnreg=way.registers, launch_pdl=early,
             )  # fmt: skip
-        theirs = controls if draft_controls is None else draft_controls
-        laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
         if out is not None and short:
             brief[(batch,)](
-                *laws, lists, state, out, nodes, NP=wide(nodes), WIDTH=BWIDTH, EARLY=early, num_warps=BW, launch_pdl=early
+                *laws, lists, state, out, nodes, NP=wide(nodes), WIDTH=128, EARLY=early, num_warps=4, launch_pdl=early
             )
         elif out is not None or not controls.truncates:
             decide[(batch,)](
@@ -184,16 +183,15 @@ def run(
                 WP=wide(spans * max(plan.crests, 1)), GREEDY=greedy, LAZY=lazy, EARLY=early,
                 num_warps=4 if plan.crests or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
             )  # fmt: skip
-        kept = state.sums.shape[1]
         if out is not None and summed:
             excess[(batch * plan.parts * plan.ranks,)](
-                *laws, lists, state, plan.ranks, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, LAZY=lazy, EARLY=early,
-                num_warps=XW, maxnreg=XREG, launch_pdl=early,
+                *laws, lists, state, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, LAZY=lazy, EARLY=early,
+                num_warps=4, maxnreg=128, launch_pdl=early,
             )  # fmt: skip
         if out is not None and not short:
             emit[(batch,)](
                 *laws, lists, state, out, nodes, kept, plan.parts, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept),
-                QP=wide(plan.parts), LAZY=lazy, EARLY=early, num_warps=EMIT, launch_pdl=early,
+                QP=wide(plan.parts), LAZY=lazy, EARLY=early, num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out, summary
 

@@ -28,25 +28,9 @@ def measure(
     if used:
         c = program % S
         rate, _ = slope(rows, b)
-        peaks = tl.full((TILE // LANE,), float("-inf"), tl.float32)
-        norms = tl.zeros((TILE // LANE,), tl.float32)
-        firsts = tl.zeros((TILE // LANE,), tl.int32)
-        where = tl.zeros((TILE // LANE,), tl.int32) + tl.cdiv(rows.size, TILE)  # outside the row
-        end = tl.minimum(c * (SPAN // TILE) + SPAN // TILE, tl.cdiv(rows.size, TILE))
-        full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
-        ids = tl.arange(0, TILE // LANE)[:, None] * LANE + tl.arange(0, LANE)[None, :]
-        short = (end - 1) * TILE + ids < tl.where(full < end, rows.size, 0)
-        rest = raw(rows, b, n, (end - 1) * TILE + ids, short)  # underway while the full tiles are gone through
-        for t in tl.range(c * (SPAN // TILE), full, num_stages=1 if SPAN == TILE else 4):
-            s = score(rows, b, n, t * TILE + ids, None)
-            peaks, norms, firsts, where = tally(
-                s, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, TILE, LANE, GREEDY
-            )
-        if full < end:
-            s = edit(rows, rest, b, n, (end - 1) * TILE + ids, short)
-            peaks, norms, firsts, where = tally(
-                s, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, TILE, LANE, GREEDY
-            )
+        first = c * (SPAN // TILE)
+        end = tl.minimum(first + SPAN // TILE, tl.cdiv(rows.size, TILE))
+        peaks, norms, firsts, where = read(rows, stats, b, n, N, first, end, G, rate, SPAN > TILE, TILE, LANE, GREEDY)
         peak = tl.max(peaks, 0)
         at = (b * N + n) * S + c
         tl.store(stats.peak + at, peak)
@@ -58,6 +42,33 @@ def measure(
             where = tl.reshape(where * (TILE // LANE) + tl.arange(0, TILE // LANE), (W, TILE // LANE // W))
             where = tl.max(tl.where(high == tl.max(high, 1)[:, None], where, 0), 1)
             tl.store(stats.crest + at * W + tl.arange(0, W), where)
+
+
+@triton.jit
+def read(
+    rows, stats, b, n, N, first, end, G, rate,
+    MANY: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr,
+):  # fmt: skip
+    """Of tiles `first` to `end` of a row, by lanes: peaks, sums, first ids of the peaks, and tiles that hold these."""
+    peaks = tl.full((TILE // LANE,), float("-inf"), tl.float32)
+    norms = tl.zeros((TILE // LANE,), tl.float32)
+    firsts = tl.zeros((TILE // LANE,), tl.int32)
+    where = tl.zeros((TILE // LANE,), tl.int32) + tl.cdiv(rows.size, TILE)  # outside the row
+    full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
+    ids = tl.arange(0, TILE // LANE)[:, None] * LANE + tl.arange(0, LANE)[None, :]
+    short = (end - 1) * TILE + ids < tl.where(full < end, rows.size, 0)
+    rest = raw(rows, b, n, (end - 1) * TILE + ids, short)  # underway while the full tiles are gone through
+    for t in tl.range(first, full, num_stages=4 if MANY else 1):
+        s = score(rows, b, n, t * TILE + ids, None)
+        peaks, norms, firsts, where = tally(
+            s, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, TILE, LANE, GREEDY
+        )
+    if full < end:
+        s = edit(rows, rest, b, n, (end - 1) * TILE + ids, short)
+        peaks, norms, firsts, where = tally(
+            s, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, TILE, LANE, GREEDY
+        )
+    return peaks, norms, firsts, where
 
 
 @triton.jit
