@@ -104,6 +104,9 @@ def drafter(name: str, target: Model) -> Model | None:
 
         if name == "head" or head.is_head(Path(name).expanduser()):
             return head.find(name, target)
+    near = nearest(name, [one for one in DRAFTERS if one.isalpha()], cutoff=0.6)
+    if near and name.isalpha() and name not in NAMES:
+        raise DraftproofError(f"unknown draft {name!r}: did you mean {near!r}? Else give a model's folder or Hub id")
     network = getattr(target, "network", None)
     model = load(name.removeprefix("text:"), device=None if network is None else str(network.device))
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
