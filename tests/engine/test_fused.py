@@ -185,6 +185,23 @@ def test_rows_come_and_go(kind, tree):
         assert request.tokens == alone.tokens
 
 
+@pytest.mark.parametrize("tree", [dp.Tree.chain(5), dp.Tree.best(9, 3)])
+def test_a_text_may_fill_the_context(tree):
+    """Guesses after its last tokens would have positions that are not in the model's table."""
+    target, draft, sampling = tiny.model("gpt2"), tiny.model("gpt2", 1), dp.Sampling(end_tokens=())
+    batch = FusedBatch(target, draft, "traversal", tree, 1, 100)
+    (request,) = requests(target, [[5] * 80], sampling, 50)
+    batch.add([request])
+    finish(batch)
+    assert (request.finish, len(request.tokens)) == ("context", 16)
+    rule = verify.get("traversal")
+    general = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), 1, 110)
+    (slow,) = requests(target, [[5] * 80], sampling, 50)
+    general.add([slow])
+    finish(general)
+    assert request.tokens[:10] == slow.tokens[:10]  # near the end it drafts less
+
+
 def prefills(batch, monkeypatch):
     """Rows and how much of each is read, for every call that reads prompts, as the sessions of a batch make them."""
     made = []

@@ -273,6 +273,17 @@ def test_a_full_context_ends_the_text():
     assert "context" in ends
 
 
+def test_a_drafter_may_have_less_room_than_the_text():
+    target, draft = tiny.model("gpt2"), tiny.model("gpt2", 1)
+    draft.context, draft.last = 24, 23
+    seen = []
+    spy = draft.network.transformer.wpe.register_forward_pre_hook(lambda _, ids: seen.append(int(ids[0].max())))
+    out = dp.generate(target, [5] * 20, draft=draft, max_new_tokens=30, tree="chain:3", seed=1)
+    spy.remove()
+    assert (max(seen), out.trace.failures) == (23, {})
+    assert out.trace.steps[-2].drafted > 0
+
+
 def test_pieces_tell_where_they_come_from():
     text = "abcabcabcabc"
     kinds = Counter()
@@ -442,6 +453,32 @@ def test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from():
     batch.step()
     (draft,) = seen
     assert draft.tokens[0, 1] == 9 == draft.q[0, 0].argmax()
+
+
+class Rough(TableModel):
+    """A drafter that states its laws in half precision, in which they do not sum to one."""
+
+    def session(self, rows, capacity):
+        return RoughSession(self, rows)
+
+
+class RoughSession(TableSession):
+    speaks = "law"
+
+    def extend(self, tree, tokens, nodes):
+        return np.exp(super().extend(tree, tokens, nodes)).astype(np.float16)
+
+
+def test_a_law_that_is_stated_roughly_is_verified_as_it_is_drawn_from():
+    rule, seen = verify.get("token"), []
+    spy = rule._replace(stop=lambda draft: (seen.append(draft.q), rule.stop(draft))[1])
+    target, tree, sampling = table(1), dp.Tree.chain(3), dp.Sampling()
+    batch = Batch(target, [Rough(table(2).rows)], spy, tree, choose_draw(rule, tree, None), 1, 20)
+    batch.add([Request(target, (0,), sampling, sampling, 12, (), Member(1, 0), Trace())])
+    while not batch.is_finished:
+        batch.step()
+    sums = np.concatenate([q.sum(axis=-1).ravel() for q in seen])
+    assert abs(sums[sums > 0] - 1).max() < 1e-6
 
 
 def test_vocabularies_must_agree():
