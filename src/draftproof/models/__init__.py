@@ -107,9 +107,16 @@ def drafter(name: str, target: Model) -> Model | None:
     near = nearest(name, [one for one in DRAFTERS if one.isalpha()], cutoff=0.6)
     if near and name.isalpha() and name not in NAMES:
         raise DraftproofError(f"unknown draft {name!r}: did you mean {near!r}? Else give a model's folder or Hub id")
-    network = getattr(target, "network", None)
-    model = load(name.removeprefix("text:"), device=None if network is None else str(network.device))
+    model = load(name.removeprefix("text:"), **_beside(target))
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
+
+
+def _beside(target: Any) -> dict[str, str]:
+    """Where a drafter is put, and on a GPU in which precision: any is exact, the target's is as fast as it is."""
+    if getattr(target, "network", None) is None:
+        return {}
+    place = {"device": str(target.network.device)}
+    return {**place, "dtype": str(target.network.dtype).removeprefix("torch.")} if _on_gpu(target) else place
 
 
 def _on_gpu(target: Any) -> bool:
