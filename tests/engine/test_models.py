@@ -257,7 +257,8 @@ def test_a_device_that_is_not_there_is_named():
 
 
 @pytest.mark.parametrize(
-    ("place", "asked"), [("cuda", {"device": "cuda", "dtype": "bfloat16"}), ("cpu", {"device": "cpu"})]
+    ("place", "asked"),
+    [("cuda", {"device": "cuda", "dtype": "bfloat16"}), ("cpu", {"device": "cpu", "dtype": "float32"})],
 )
 def test_a_drafter_by_name_is_put_beside_the_target(place, asked, monkeypatch):
     target = tiny.model()

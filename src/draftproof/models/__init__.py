@@ -107,16 +107,12 @@ def drafter(name: str, target: Model) -> Model | None:
     near = nearest(name, [one for one in DRAFTERS if one.isalpha()], cutoff=0.6)
     if near and name.isalpha() and name not in NAMES:
         raise DraftproofError(f"unknown draft {name!r}: did you mean {near!r}? Else give a model's folder or Hub id")
-    model = load(name.removeprefix("text:"), **_beside(target))
+    network = getattr(target, "network", None)
+    # any precision is exact; on a GPU the target's is fast
+    dtype = str(network.dtype).removeprefix("torch.") if network is not None and _on_gpu(target) else "float32"
+    place = None if network is None else str(network.device)
+    model = load(name.removeprefix("text:"), dtype=dtype, device=place)
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
-
-
-def _beside(target: Any) -> dict[str, str]:
-    """Where a drafter is put, and on a GPU in which precision: any is exact, the target's is as fast as it is."""
-    if getattr(target, "network", None) is None:
-        return {}
-    place = {"device": str(target.network.device)}
-    return {**place, "dtype": str(target.network.dtype).removeprefix("torch.")} if _on_gpu(target) else place
 
 
 def _on_gpu(target: Any) -> bool:
