@@ -149,6 +149,12 @@ class Tree(NamedTuple):
             node = self.parent[node]
         return tuple(reversed(path))
 
+    @property
+    def ways(self) -> tuple[tuple[int, ...], ...]:
+        """The path to each node, filled up with 0 to the depth of the tree: a table."""
+        deepest = self.depth[-1]
+        return tuple((*self.path(node), *(0,) * deepest)[:deepest] for node in range(self.size))
+
     def cut(self, depth: int) -> Tree:
         """The same tree without the nodes below `depth`."""
         return Tree(self.parent[: sum(d <= depth for d in self.depth)])

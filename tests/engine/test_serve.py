@@ -83,7 +83,7 @@ def test_mistakes_are_named_at_once():
     engine = dp.Engine(tiny.model(), draft=None, rows=1, length=20)
     with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit 20"):
         engine.add_request("abc", max_new_tokens=18)
-    with pytest.raises(dp.DraftproofError, match="max_new_tokens must be at least 1, not 0"):
+    with pytest.raises(dp.DraftproofError, match="max_new_tokens must be a whole number of at least 1, not 0"):
         engine.add_request("abc", max_new_tokens=0)
     for what, wrong in (("rows", 0), ("rows", "a"), ("length", 0), ("length", 9.5)):
         with pytest.raises(dp.DraftproofError, match=f"{what} must be a whole number of at least 1, not {wrong!r}"):

@@ -28,7 +28,7 @@ from draftproof.engine.generate import (
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, whole
 from draftproof.models.session import Model
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling
@@ -54,15 +54,13 @@ class Engine:
         draft: Drafts = "auto",
         verify: str = "block",
         lossy: str | None = None,
-        tree: Tree | None = None,
+        tree: Tree | str | None = None,
         rows: int = 16,
         length: int = 2048,
         compile: bool = False,
     ) -> None:
         """`length` counts prompt and text; the other settings are those of `generate`."""
-        for what, number in (("rows", rows), ("length", length)):
-            if not isinstance(number, int) or number < 1:
-                raise DraftproofError(f"{what} must be a whole number of at least 1, not {number!r}")
+        rows, length = whole("rows", rows), whole("length", length)
         self.target, self.drafts, self.rule = resolve(target, draft, verify, lossy)
         self.length = min(length, self.target.context or length)
         self.shape, self._paced = choose_shape(self.rule, self.drafts, tree, seeded=True, tempers=False)
@@ -78,12 +76,13 @@ class Engine:
         sampling: Sampling | None = None,
         draft_sampling: Sampling | None = None,
         max_new_tokens: int = 128,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         chat: bool = True,
     ) -> Request:
         """A text to be written; its `.output` grows with every step and is whole once `.finish` says why it ended."""
-        stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
+        max_new_tokens = whole("max_new_tokens", max_new_tokens)
+        stops = check_text(stop, sampling, draft_sampling)
         ids = encode(self.target, prompt, chat)
         if len(ids) + max_new_tokens > self.length:
             raise DraftproofError(
