@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Last kernel: where each draft stops and the token after it.
 
-One warp a sequence finds the chunk of the vocabulary in which the cumulated excess crosses the uniform, and reads that
+One program a sequence finds the chunk of the vocabulary in which the cumulated excess crosses the uniform, and reads that
 chunk alone once more; or it goes through the row's list.
 """
 
@@ -19,7 +19,7 @@ def emit(
     CHUNK: tl.constexpr, NP: tl.constexpr, EP: tl.constexpr, QP: tl.constexpr,
     LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The outcome of one sequence. What may be needed is loaded before it is known whether: loads are what it waits for."""
+    """The outcome of one sequence. What may be needed is loaded before it is known whether it is."""
     next_may_begin(EARLY)
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NP)
@@ -125,7 +125,7 @@ def known(numbers, late, shift, scale):
 def pick(
     rows, law, draft, draft_law, lists, b, n, u, total, sums, row, many, N, SUMMED: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The token of row n at which the cumulated excess first exceeds u times its total. SUMMED: `sums` of chunks help."""
+    """The token of row n at which the cumulated excess first exceeds u times its total. SUMMED: by `sums` of chunks."""
     bare = total <= 0  # probability zero but for rounding: p stands in, as in law.residual
     threshold = u * tl.where(bare, 1.0, total)
     o = n * 0
