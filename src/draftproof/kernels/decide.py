@@ -73,7 +73,7 @@ def note(state, b, n, N, stop, low, high, length, flags, rule, weights, p):
 
 @triton.jit
 def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr, LAZY: tl.constexpr):
-    """Of each node: its draft's id, score and q, and that row's law; number of drafts, faults, and which rows were measured."""
+    """Of each node: its draft's id, score, q and draft law; number of drafts, faults; and which rows were measured."""
     n = tl.arange(0, NP)
     start = rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n
     x = tl.load(start, mask=n < N - 1, other=-1)

@@ -128,11 +128,8 @@ def score(rows, b, n, ids, inside):
 def raw(rows, b, n, ids, inside):
     """Logits as they are; minus infinity outside the row."""
     at = rows.logits + b * rows.stride_b + n * rows.stride_n + ids
-    if inside is None:  # a select for every token is a tenth of the arithmetic
-        s = tl.load(at)
-    else:
-        s = tl.load(at, mask=inside, other=float("-inf"))
-    return s
+    # a select for every token is a tenth of the arithmetic
+    return tl.load(at) if inside is None else tl.load(at, mask=inside, other=float("-inf"))
 
 
 @triton.jit

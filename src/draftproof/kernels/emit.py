@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Last kernel: where each draft stops and the token after it.
 
-One program a sequence finds the chunk of the vocabulary in which the cumulated excess crosses the uniform, and reads that
-chunk alone once more; or it goes through the row's list.
+One program a sequence finds the chunk of the vocabulary in which the cumulated excess crosses the uniform, and reads
+that chunk alone once more; or it goes through the row's list.
 """
 
 import triton
