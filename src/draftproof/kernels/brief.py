@@ -25,7 +25,7 @@ def brief(
     if state.rule is not None:
         rule = tl.load(state.rule + b)
         v = uniform(state, b, 1, 0)
-    x, s, q, theirs, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, False)
+    x, s, q, theirs, length, fault, _used = guesses(rows, draft, draft_law, rule, b, N, NP, False)
     wait(EARLY)
     ours = recall(rows, law, b, n, n < N)
     many = tl.load(lists.count + b * N + n, mask=n < N, other=0)
