@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, whole
 from draftproof.law import Array, row
 
 LARGEST = 4096  # guesses of a tree by name: far more than any model reads at once
@@ -19,9 +19,7 @@ CHANCES = (0.63, 0.09, 0.04, 0.025, 0.012)
 
 
 def _count(guesses: int) -> int:
-    if guesses < 0:
-        raise DraftproofError(f"a tree has so many guesses, or none, not {guesses}: give 0 or more")
-    return guesses
+    return whole("the size of a tree", guesses, 0)
 
 
 class Tree(NamedTuple):

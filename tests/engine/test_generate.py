@@ -284,6 +284,13 @@ def test_a_drafter_may_have_less_room_than_the_text():
     assert out.trace.steps[-2].drafted > 0
 
 
+def test_a_stream_is_an_iterator():
+    writing = dp.stream(chain_model("hello"), [0], draft=None, max_new_tokens=50)
+    assert next(writing).text == "h"
+    assert "".join(piece.text for piece in writing) == "ello"
+    assert writing.output.text == "hello"
+
+
 def test_pieces_tell_where_they_come_from():
     text = "abcabcabcabc"
     kinds = Counter()

@@ -86,6 +86,9 @@ class Stream:
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
 
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
     def _run(self) -> Iterator[Piece]:
         while not self._batch.is_finished:
             for _, pieces in self._batch.step():

@@ -44,8 +44,8 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     from draftproof.models.hf import HFModel
     from draftproof.models.lean import pack, rebuild
 
-    name = str(name)
-    precision = torch.float32 if dtype == "int8" else getattr(torch, str(dtype), None)
+    name, dtype = str(name), str(dtype).removeprefix("torch.")
+    precision = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
     if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
     network, tokenizer = read(name, precision)
