@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, whole
 from draftproof.law import Array, row
 
 LARGEST = 4096  # guesses of a tree by name: far more than any model reads at once
@@ -19,9 +19,7 @@ CHANCES = (0.63, 0.09, 0.04, 0.025, 0.012)
 
 
 def _count(guesses: int) -> int:
-    if guesses < 0:
-        raise DraftproofError(f"a tree has so many guesses, or none, not {guesses}: give 0 or more")
-    return guesses
+    return whole("the size of a tree", guesses, 0)
 
 
 class Tree(NamedTuple):
@@ -148,6 +146,12 @@ class Tree(NamedTuple):
             path.append(node)
             node = self.parent[node]
         return tuple(reversed(path))
+
+    @property
+    def ways(self) -> tuple[tuple[int, ...], ...]:
+        """The path to each node, filled up with 0 to the depth of the tree: a table."""
+        deepest = self.depth[-1]
+        return tuple((*self.path(node), *(0,) * deepest)[:deepest] for node in range(self.size))
 
     def cut(self, depth: int) -> Tree:
         """The same tree without the nodes below `depth`."""

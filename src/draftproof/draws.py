@@ -95,14 +95,17 @@ def tops(q: Array, siblings: int) -> Array:
     """[B]: how many siblings the "plan" draw fixes to the top tokens, at most all but one, from q alone.
 
     Another one is fixed while the top token left has at least 0.74 of an even share of what is left: drawing would
-    likely repeat it. The share is a rule of thumb; any number that is decided before drawing is exact.
+    likely repeat it. The share is a rule of thumb; any number that is decided before drawing is exact. It is decided
+    again when the guesses are verified, so in whole numbers, whose sums are the same in any order and precision.
     """
     xp = array_namespace(q)
-    count = xp.astype(q[:, 0] * 0, xp.int64)
+    units = xp.astype(q * 2**40, xp.int64)
+    left, count = xp.sum(units, axis=-1), units[:, 0] * 0
     for m in range(siblings - 1):
         top = xp.argmax(q, axis=-1)
-        share = law.divide(law.at(q, top), xp.sum(q, axis=-1))
-        count = xp.where((count == m) & (50 * (siblings - m) * share >= 37), count + 1, count)
+        share = law.at(units, top)
+        count = xp.where((count == m) & (50 * (siblings - m) * share >= 37 * left) & (left > 0), count + 1, count)
+        left = left - share
         q = q * (1 - law.one_hot(top, like=q))
     return count
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
 
 
 class DraftproofError(ValueError):
@@ -13,3 +15,10 @@ class DraftproofError(ValueError):
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.3) -> str | None:
     """The known name that a mistyped word most resembles, for a hint; None if none does."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+
+
+def whole(name: str, number: Any, least: int = 1) -> int:
+    """The number, if it is a whole one, of any library, and at least so large."""
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
+        raise DraftproofError(f"{name} must be a whole number of at least {least}, not {number!r}")
+    return int(number)

@@ -8,6 +8,7 @@ that is drafted again sees the same numbers again.
 from __future__ import annotations
 
 from enum import IntEnum
+from numbers import Integral
 
 from array_api_compat import array_namespace
 
@@ -91,6 +92,6 @@ def _multiply(a: int, b: Array) -> tuple[Array, Array]:
 
 def check_seed(seed: int) -> int:
     """The seed itself if it fits the key, else an error."""
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise DraftproofError(f"seed must be an integer from 0 to 2**63 - 1, not {seed!r}")
-    return seed
+    return int(seed)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,16 +82,18 @@ class Sampling:
     allowed: Sequence[int] | None = None
     banned: Sequence[int] = ()
     min_new_tokens: int = 0
-    end_tokens: Sequence[int] = ()  # tokens that end the text; filled from the model by the engine
+    end_tokens: Sequence[int] | None = None  # they end the text; None = the model's own, () = none does
     processors: Sequence[Processor] = ()
 
     def __post_init__(self) -> None:
         for name, (inside, words) in _RANGES.items():
             value = getattr(self, name)
-            if not callable(value) and not (isinstance(value, int | float) and inside(value)):
+            if not callable(value) and not (isinstance(value, Real) and inside(value)):
                 raise DraftproofError(f"{name} must be {words}, not {value!r}")
+            if hasattr(value, "item"):  # a number of NumPy's, which would be taken for an array
+                object.__setattr__(self, name, value.item())
         for name in ("top_k", "min_new_tokens"):
-            if isinstance(getattr(self, name), float):
+            if not (callable(getattr(self, name)) or isinstance(getattr(self, name), Integral)):
                 raise DraftproofError(f"{name} must be {_RANGES[name][1]}, not {getattr(self, name)!r}")
         for name in ("allowed", "banned", "end_tokens"):
             if getattr(self, name) is not None and not _are_ids(getattr(self, name)):
@@ -99,6 +101,8 @@ class Sampling:
         bias = self.logit_bias
         if not (isinstance(bias, Mapping) and _are_ids(bias) and all(isinstance(b, Real) for b in bias.values())):
             raise DraftproofError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {bias!r}")
+        if not (isinstance(self.processors, Collection) and all(map(callable, self.processors))):
+            raise DraftproofError(f"processors must be a list of functions (ids, scores), not {self.processors!r}")
         if self.allowed is not None and not set(self.allowed) - set(self.banned):
             raise DraftproofError("no token is left: `allowed` is empty or all of it is banned")
 

@@ -137,6 +137,13 @@ def test_transformers_generate(kind):
     assert kind != "plain" or found.exact
 
 
+def test_transformers_ends_a_text_where_it_is_said_to_end():
+    endless = Sampling(end_tokens=())
+    made = list(collect.transformers(tiny.model(), PROMPTS, endless, max_new_tokens=16, samples=40))
+    assert {len(text.output) for text in made} == {16}
+    assert any(256 in text.output for text in made)
+
+
 @pytest.mark.parametrize("how", [{}, {"lookup": 3}], ids=["plain", "lookup"])
 def test_transformers_greedy(how):
     target, greedy = tiny.model(), Sampling(temperature=0, top_p=0.9, repetition_penalty=1.1)

@@ -25,8 +25,8 @@ def lines(folder, *entries):
 
 def test_what_is_written_is_read_again(tmp_path):
     texts = [
-        Transcript((1, 2), (3,), Sampling(temperature=0.7, top_p=0.9), (False,)),
-        Transcript((1,), (0, 4), Sampling(logit_bias={2: 1.5}, banned=[3]), None, True),
+        Transcript((1, 2), (3,), Sampling(temperature=0.7, top_p=0.9, end_tokens=[]), (False,)),
+        Transcript((1,), (0, 4), Sampling(logit_bias={2: 1.5}, banned=[3], end_tokens=[4]), None, True),
     ]
     assert write(tmp_path / "t.jsonl", texts) == 2
     again = list(read(tmp_path / "t.jsonl", MODEL))
@@ -59,8 +59,8 @@ def test_settings_by_the_names_of_other_engines(tmp_path):
     llama = {"temp": 0.8, "top_k": 40, "n_predict": 9, "repeat_penalty": 1.0, "mirostat": 0, "cache_prompt": True}
     texts = read(lines(tmp_path, {**GOOD, "sampling": vllm}, {**GOOD, "sampling": llama}), MODEL)
     assert [text.sampling for text in texts] == [
-        Sampling(temperature=0.8, min_new_tokens=2),
-        Sampling(temperature=0.8, top_k=40),
+        Sampling(temperature=0.8, min_new_tokens=2, end_tokens=()),
+        Sampling(temperature=0.8, top_k=40, end_tokens=()),
     ]
 
 

@@ -341,8 +341,9 @@ def test_shapes_are_chosen_by_what_can_be_repeated():
     assert choose_shape(choose_rule("csbv", None), draft, None, True, False) == (Tree.chain(5), False)
     assert isinstance(choose_shape(choose_rule("gumbel", None), draft, None, True, False)[0], Auto)
     assert choose_shape(rule, [], "auto", True, False) == (Tree.chain(0), False)
-    with pytest.raises(dp.DraftproofError, match="unknown tree 'chain:5': use a Tree"):
-        choose_shape(rule, draft, "chain:5", True, False)
+    assert choose_shape(rule, draft, "chain:3", True, False) == (Tree.chain(3), False)
+    with pytest.raises(dp.DraftproofError, match="unknown tree 5: use a Tree"):
+        choose_shape(rule, draft, 5, False, False)
 
 
 def test_shared_noise_gives_the_same_text_whatever_is_measured():

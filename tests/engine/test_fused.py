@@ -162,10 +162,14 @@ def test_no_step_is_in_vain_where_the_end_is_in_sight(rows, monkeypatch):
         assert draft is not None or len(begun) == 12
 
 
-def test_rows_come_and_go():
-    target, draft, sampling = tiny.model("mistral"), tiny.model("mistral", 1), dp.Sampling(temperature=0.9)
-    first, second, third = requests(target, [[65, 66], [70, 71, 72], [80, 81]], sampling, length=12)
-    batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), 2, 60)
+@pytest.mark.parametrize(
+    ("kind", "tree"), [("mistral", dp.Tree.chain(3)), ("llama", dp.Tree.best(9, 3)), ("head", dp.Tree.best(9, 3))]
+)
+def test_rows_come_and_go(kind, tree):
+    target, sampling = tiny.model("mistral" if kind == "mistral" else "llama"), dp.Sampling(temperature=0.9)
+    draft = drafter(kind, target)
+    first, second, third = requests(target, [[65, 66], [70, 71, 72], [80] * 7], sampling, length=12)
+    batch = FusedBatch(target, draft, "traversal", tree, 2, 60)
     batch.add([first])
     batch.step()
     batch.add([second])
@@ -175,10 +179,27 @@ def test_rows_come_and_go():
     finish(batch)
     for request in (first, second, third):
         alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
-        single = FusedBatch(target, draft, "block", dp.Tree.chain(3), 1, 60)
+        single = FusedBatch(target, draft, "traversal", tree, 1, 60)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("tree", [dp.Tree.chain(5), dp.Tree.best(9, 3)])
+def test_a_text_may_fill_the_context(tree):
+    """Guesses after its last tokens would have positions that are not in the model's table."""
+    target, draft, sampling = tiny.model("gpt2"), tiny.model("gpt2", 1), dp.Sampling(end_tokens=())
+    batch = FusedBatch(target, draft, "traversal", tree, 1, 100)
+    (request,) = requests(target, [[5] * 80], sampling, 50)
+    batch.add([request])
+    finish(batch)
+    assert (request.finish, len(request.tokens)) == ("context", 16)
+    rule = verify.get("traversal")
+    general = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), 1, 110)
+    (slow,) = requests(target, [[5] * 80], sampling, 50)
+    general.add([slow])
+    finish(general)
+    assert request.tokens[:10] == slow.tokens[:10]  # near the end it drafts less
 
 
 def prefills(batch, monkeypatch):

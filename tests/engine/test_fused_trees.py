@@ -15,8 +15,6 @@ from draftproof.engine.auto import Auto
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.engine.generate import choose_draw, fixed_shape
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
 from draftproof.models.hf import HFModel
 from draftproof.models.nodes import Calls
 from tests import tiny
@@ -136,24 +134,6 @@ def test_rows_of_one_batch_are_sampled_each_in_its_own_way():
     texts = write(FusedBatch(target, draft, "traversal", TREE, 4, 40), made)
     for text, sampling in zip(texts, samplings, strict=True):
         assert [text] == general(target, draft, TREE, PROMPTS[:1], sampling, 16)
-
-
-@pytest.mark.parametrize("kind", ["head", "llama"])
-def test_rows_come_and_go(kind):
-    target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
-    draft = drafter(kind, target)
-    first, second, third = requests(target, [[65, 66], [70, 71, 72], [80] * 7], sampling, length=12)
-    batch = FusedBatch(target, draft, "traversal", TREE, 2, 60)
-    batch.add([first])
-    batch.step()
-    batch.add([second])
-    while not first.finish:
-        batch.step()
-    batch.add([third])
-    finish(batch)
-    for request in (first, second, third):
-        alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
-        assert write(FusedBatch(target, draft, "traversal", TREE, 1, 60), [alone]) == [request.tokens]
 
 
 @pytest.mark.parametrize("kind", ["head", "llama"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import Counter
 from functools import cache
@@ -224,6 +225,12 @@ def test_the_models_end_token_ends_the_text_and_is_not_shown():
     assert out.tokens[-1] == 256
 
 
+def test_a_text_that_nothing_ends_goes_on_through_the_models_end_token():
+    target, endless = chain_model("hello"), dp.Sampling(end_tokens=())
+    out = dp.generate(target, [0], draft=target, sampling=endless, tree=dp.Tree.chain(4), max_new_tokens=12)
+    assert (out.text, out.finish, out.tokens[5:]) == ("hello", "length", [256] * 7)
+
+
 def test_min_new_tokens_puts_the_end_off():
     target = table(1)
     target.end_tokens = (0, 1)
@@ -264,6 +271,24 @@ def test_a_full_context_ends_the_text():
     assert len(out.tokens) <= 96 - 90
     ends = {dp.generate(target, [5] * 90, draft="ngram", max_new_tokens=50, seed=s).finish for s in range(5)}
     assert "context" in ends
+
+
+def test_a_drafter_may_have_less_room_than_the_text():
+    target, draft = tiny.model("gpt2"), tiny.model("gpt2", 1)
+    draft.context, draft.last = 24, 23
+    seen = []
+    spy = draft.network.transformer.wpe.register_forward_pre_hook(lambda _, ids: seen.append(int(ids[0].max())))
+    out = dp.generate(target, [5] * 20, draft=draft, max_new_tokens=30, tree="chain:3", seed=1)
+    spy.remove()
+    assert (max(seen), out.trace.failures) == (23, {})
+    assert out.trace.steps[-2].drafted > 0
+
+
+def test_a_stream_is_an_iterator():
+    writing = dp.stream(chain_model("hello"), [0], draft=None, max_new_tokens=50)
+    assert next(writing).text == "h"
+    assert "".join(piece.text for piece in writing) == "ello"
+    assert writing.output.text == "hello"
 
 
 def test_pieces_tell_where_they_come_from():
@@ -364,12 +389,19 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"prompt": [999]}, "999 is outside the vocabulary"),
         ({"prompt": [1] * 96}, "prompt has 96 tokens but the context .* holds 96: shorten"),
         ({"verify": "blok"}, "unknown verifier 'blok': did you mean 'block'"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be"),
         ({"tree": dp.Tree.star(3)}, "'block' works on chain drafts only"),
         ({"draw": "fixed"}, "'block' is not exact for 'fixed' draws: use iid"),
-        ({"n": 0}, "n must be at least 1"),
-        ({"n": 1.5}, "n must be at least 1, not 1.5"),
+        ({"n": 0}, "n must be a whole number of at least 1, not 0"),
+        ({"n": 1.5}, "n must be a whole number of at least 1, not 1.5"),
+        ({"n": True}, "n must be a whole number of at least 1, not True"),
+        ({"temperature": 0.7}, r"temperature says how tokens are drawn: give sampling=Sampling\(temperature=...\)"),
+        ({"max_tokens": 7}, "unknown setting 'max_tokens': did you mean 'max_new_tokens'"),
+        ({"draft": "ngrm"}, "unknown draft 'ngrm': did you mean 'ngram'"),
+        ({"prompt": b"hello"}, "a prompt is words, chat messages or token ids, not bytes"),
+        ({"tree": "chain:x"}, "unknown tree 'chain:x': use chain:5"),
+        ({"tree": 5}, "unknown tree 5: use a Tree"),
         ({"draft": "no-such-model"}, "unknown model 'no-such-model'"),
         ({"draft": tiny.network("llama")}, r"draft must be .* not LlamaForCausalLM: .*HFModel\(network, tokenizer\)"),
         ({"prompt": torch.tensor([1, 2])}, "a prompt is words, chat messages or token ids, not Tensor"),
@@ -377,9 +409,10 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"prompt": [{"role": "user"}]}, "messages with role and content"),
         ({"sampling": {"top_k": 3}}, r"sampling must be a Sampling, .* not \{'top_k': 3\}"),
         ({"draft_sampling": 0.8}, "sampling must be a Sampling, .* not 0.8"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens must be at least 1, not 2.5"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number of at least 1, not 2.5"),
         ({"stop": [3]}, "stop takes text, not 3"),
         ({"stop": 3}, "stop takes text, not 3"),
+        ({"stop": ["x", ""]}, "stop takes text, not '': give strings of at least one letter"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "match"}, "is not numbered level by level"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "gumbel"}, "is not numbered level by level"),
         ({"verify": None}, "unknown verifier None"),
@@ -393,6 +426,66 @@ def test_bad_input_is_one_line_with_a_remedy(change, message):
     with pytest.raises(dp.DraftproofError, match=message) as error:
         dp.generate(tiny.model(), **settings)
     assert "\n" not in str(error.value)
+
+
+def test_numbers_and_names_as_other_libraries_give_them():
+    asked = {"prompt": [np.int64(104), np.int64(105)], "seed": np.int64(3), "max_new_tokens": np.int32(6), "stop": None}
+    sampling = dp.Sampling(temperature=np.float32(0.5), top_k=np.int64(7))
+    made = dp.generate(tiny.model(), **asked, draft="ngram", tree="chain:3", sampling=sampling)
+    plain = dp.Sampling(temperature=0.5, top_k=7)
+    like = {"prompt": [104, 105], "seed": 3, "max_new_tokens": 6, "tree": dp.Tree.chain(3), "sampling": plain}
+    assert made.tokens == dp.generate(tiny.model(), **like, draft="ngram").tokens
+
+
+def test_messages_that_a_template_does_not_take_are_told():
+    target = chain_model("hello")
+    target.tokenizer = copy.copy(tiny.tokenizer())
+    target.tokenizer.chat_template = "{% for m in messages %}{{ 'said: ' + m['content'] }}{% endfor %}"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    with pytest.raises(dp.DraftproofError, match="the chat template of 'table' does not take these messages"):
+        dp.generate(target, parts, draft=None)
+
+
+def test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from():
+    """Two guesses are on top, nearly equal: in the target's precision the other would come first."""
+    close = np.full(tiny.VOCABULARY, 0.1 / (tiny.VOCABULARY - 2))
+    close[[5, 9]] = 0.45 - 1e-10, 0.45 + 1e-10
+    assert close.argmax() == 9
+    assert close.astype(np.float32).argmax() == 5
+    rule, seen = verify.get("nodeplan"), []
+    spy = rule._replace(stop=lambda draft: (seen.append(draft), rule.stop(draft))[1])
+    target, tree, sampling = tiny.model(), dp.Tree.star(2), dp.Sampling()
+    batch = Batch(target, [TableModel(lambda context: close)], spy, tree, choose_draw(rule, tree, None), 1, 20)
+    batch.add([Request(target, (65,), sampling, sampling, 8, (), Member(1, 0), Trace())])
+    batch.step()
+    (draft,) = seen
+    assert draft.tokens[0, 1] == 9 == draft.q[0, 0].argmax()
+
+
+class Rough(TableModel):
+    """A drafter that states its laws in half precision, in which they do not sum to one."""
+
+    def session(self, rows, capacity):
+        return RoughSession(self, rows)
+
+
+class RoughSession(TableSession):
+    speaks = "law"
+
+    def extend(self, tree, tokens, nodes):
+        return np.exp(super().extend(tree, tokens, nodes)).astype(np.float16)
+
+
+def test_a_law_that_is_stated_roughly_is_verified_as_it_is_drawn_from():
+    rule, seen = verify.get("token"), []
+    spy = rule._replace(stop=lambda draft: (seen.append(draft.q), rule.stop(draft))[1])
+    target, tree, sampling = table(1), dp.Tree.chain(3), dp.Sampling()
+    batch = Batch(target, [Rough(table(2).rows)], spy, tree, choose_draw(rule, tree, None), 1, 20)
+    batch.add([Request(target, (0,), sampling, sampling, 12, (), Member(1, 0), Trace())])
+    while not batch.is_finished:
+        batch.step()
+    sums = np.concatenate([q.sum(axis=-1).ravel() for q in seen])
+    assert abs(sums[sums > 0] - 1).max() < 1e-6
 
 
 def test_vocabularies_must_agree():

@@ -254,3 +254,16 @@ def test_that_auto_found_no_drafter_is_said(monkeypatch):
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(dp.DraftproofError, match=r"tiny cannot be put on 'nowhere' .* name another device"):
         dp.load("tiny", device="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("place", "asked"),
+    [("cuda", {"device": "cuda", "dtype": "bfloat16"}), ("cpu", {"device": "cpu", "dtype": "float32"})],
+)
+def test_a_drafter_by_name_is_put_beside_the_target(place, asked, monkeypatch):
+    target = tiny.model()
+    target.network = SimpleNamespace(device=torch.device(place), dtype=torch.bfloat16)
+    loaded = []
+    monkeypatch.setattr(models, "load", lambda name, **how: loaded.append((name, how)) or tiny.model())
+    models.drafter("org/small", target)
+    assert loaded == [("org/small", asked)]

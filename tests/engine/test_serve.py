@@ -9,6 +9,7 @@ from draftproof.engine import fused
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.kernels.types import unsupported
+from draftproof.models.ngram import NGram, NGramSession
 from tests import tiny
 
 ORDERS = [
@@ -56,6 +57,7 @@ def test_what_the_fused_step_cannot_do_goes_beside_it(monkeypatch):
     requests = [engine.add_request(**order) for order in ORDERS]
     finish(engine)
     assert {type(batch) for batch in engine._batches.values()} == {Batch, FusedBatch}
+    assert [request.pace is None for request in requests] == [True, True, True, False, True]  # a fused step asks none
     for request, order in zip(requests, ORDERS, strict=True):
         assert request.output.tokens == dp.generate(target, **order, draft=draft).tokens
 
@@ -81,10 +83,44 @@ def test_mistakes_are_named_at_once():
     engine = dp.Engine(tiny.model(), draft=None, rows=1, length=20)
     with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit 20"):
         engine.add_request("abc", max_new_tokens=18)
-    with pytest.raises(dp.DraftproofError, match="max_new_tokens must be at least 1, not 0"):
+    with pytest.raises(dp.DraftproofError, match="max_new_tokens must be a whole number of at least 1, not 0"):
         engine.add_request("abc", max_new_tokens=0)
-    with pytest.raises(dp.DraftproofError, match="rows must be at least 1, not 0"):
-        dp.Engine(tiny.model(), rows=0)
+    for what, wrong in (("rows", 0), ("rows", "a"), ("length", 0), ("length", 9.5)):
+        with pytest.raises(dp.DraftproofError, match=f"{what} must be a whole number of at least 1, not {wrong!r}"):
+            dp.Engine(tiny.model(), **{what: wrong})
     with pytest.raises(dp.DraftproofError, match="'block' works on chain drafts only"):
         dp.Engine(tiny.model(), draft="ngram", tree=dp.Tree.star(3))
     assert engine.is_finished
+
+
+class Moody(NGramSession):
+    """A drafter that cannot begin a long text, or move one to another row."""
+
+    def join(self, row, tokens):
+        if self.model.name == "join" and len(tokens) > 5:
+            raise RuntimeError("too long for me")
+        super().join(row, tokens)
+
+    def copy(self, source, target):
+        if self.model.name == "copy":
+            raise RuntimeError("cannot move")
+        super().copy(source, target)
+
+
+class MoodyModel(NGram):
+    def session(self, rows, capacity):
+        return Moody(self, rows)
+
+
+@pytest.mark.parametrize(("what", "failure"), [("join", "too long for me"), ("copy", "cannot move")])
+def test_a_drafter_that_fails_between_steps_is_given_up_and_texts_go_on(what, failure):
+    target = tiny.model()
+    drafter = MoodyModel(target.vocabulary)
+    drafter.name = what
+    engine = dp.Engine(target, draft=drafter, rows=2, length=60)
+    first = engine.add_request("ab", max_new_tokens=6, seed=1)
+    engine.step()
+    second = engine.add_request("abcdefgh", max_new_tokens=20, seed=2)
+    finish(engine)
+    assert (len(first.tokens), len(second.tokens)) == (6, 20)
+    assert second.trace.failures == {failure: 1}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tables import table
 
-from draftproof.draws import DRAWS, Draw
+from draftproof.draws import DRAWS, Draw, tops
 from draftproof.noise import Lane, uniforms
 
 ALL = [pytest.param(draw, id=name) for name, draw in DRAWS.items()]
@@ -63,6 +63,19 @@ def test_fixed_takes_the_likeliest_in_order() -> None:
     assert tokens.tolist() == [[1, 3], [2, -1], [-1, -1]]
     assert DRAWS["fixed"].probability(q, tokens).tolist() == [1, 1, 1]
     assert DRAWS["fixed"].probability(q, tokens[:, ::-1].copy()).tolist() == [0, 0, 1]
+
+
+def test_how_many_are_on_top_is_the_same_in_any_precision_and_order() -> None:
+    """The guesses are drawn by it and verified by it, in places that may differ in both."""
+    random = np.random.default_rng(5)
+    rest = random.dirichlet(np.ones(40), 500)
+    q = np.concatenate([np.full((500, 1), 0.37), 0.63 * rest], axis=1).astype(np.float32)  # 0.74 of an even share of 2
+    found = tops(q, 2)
+    assert 0 < found.sum() < 500
+    order = random.permutation(41)
+    padded = np.insert(q, [3, 7, 20], 0, axis=1)
+    for other in (q.astype(np.float64), q[:, order], padded, torch.from_numpy(q)):
+        assert tops(other, 2).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("draw", ALL)

@@ -56,6 +56,8 @@ def message(call: Any) -> str:
         ("allowed", 5, "a list of token ids"),
         ("banned", "the", "a list of token ids"),
         ("end_tokens", [2, None], "a list of token ids"),
+        ("processors", [3], "a list of functions"),
+        ("processors", len, "a list of functions"),
         ("logit_bias", [1], "numbers by token id"),
         ("logit_bias", {"the": 1.0}, "numbers by token id"),
         ("logit_bias", {5: "much"}, "numbers by token id"),

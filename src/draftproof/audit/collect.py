@@ -90,6 +90,7 @@ def transformers(
 
     network, stated = target.network, ended(sampling, target)
     settings: dict[str, Any] = {**_for_transformers(sampling), "max_new_tokens": max_new_tokens}
+    settings["eos_token_id"] = list(stated.end_tokens or ())
     if assistant is not None:
         settings["assistant_model"] = assistant.network
     if lookup is not None:
@@ -105,7 +106,7 @@ def transformers(
                 ids, attention_mask=torch.ones_like(ids), num_return_sequences=together, pad_token_id=pad, **settings
             )
             for text in made[:, len(prompt) :].tolist():
-                yield Transcript(prompt, _until_end(text, stated.end_tokens), stated)
+                yield Transcript(prompt, _until_end(text, stated.end_tokens or ()), stated)
 
 
 def endpoint(
@@ -141,7 +142,7 @@ def endpoint(
         }
         for choice in _post(f"{url.rstrip('/')}/completions", body, key).get("choices", []):
             output, retokenised = _chosen(choice, target)
-            ends = stated.end_tokens
+            ends = stated.end_tokens or ()
             if (
                 choice.get("finish_reason") == "stop"
                 and output[-1:] != ()
@@ -195,7 +196,8 @@ def _for_transformers(sampling: Sampling) -> dict[str, Any]:
 def _for_openai(sampling: Sampling) -> dict[str, Any]:
     """The names of OpenAI's completions and vLLM's additions to them; settings at rest are left out."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    _only(sampling, (*names, "end_tokens"), "a completions endpoint")
+    ends = ("end_tokens",) if sampling.end_tokens else ()  # servers do not agree on what it is to have none
+    _only(sampling, (*names, *ends), "a completions endpoint")
     off = Sampling()
     made = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(off, name)}
     return {"temperature": 1.0, **made}  # some servers have another default

@@ -94,7 +94,7 @@ def _opener(setup: Setup, workload: Workload) -> Callable[[], Open]:
 
 
 def _requests(setup: Setup, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[Request]:
-    # it knows no end tokens, so every text has the full length
+    # nothing ends them, so every text has the full length
     sampling = replace(setup.sampling, temperature=temperature, end_tokens=())
     return [
         Request(setup.target, ids, sampling, sampling, tokens, (), Member(seed, number), Trace())

@@ -38,6 +38,7 @@ def generate(
     draft_temperature: Annotated[float | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
     draft_top_k: Annotated[int | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model ends its text.")] = False,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Text depends on target and seed alone, not on the draft.")
@@ -69,6 +70,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        end_tokens=() if ignore_eos else None,
     )
     changes: dict[str, Any] = {"temperature": draft_temperature, "top_k": draft_top_k}
     changes = {name: value for name, value in changes.items() if value is not None}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from numbers import Integral
+from typing import Any, TypedDict
 
 from draftproof.draft import Tree
 from draftproof.engine.auto import Auto
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, nearest
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling
 
@@ -22,12 +23,12 @@ class Settings(TypedDict, total=False):
     draft: Drafts
     verify: str
     lossy: str | None
-    tree: Tree | Auto | Literal["auto"] | None
+    tree: Tree | Auto | str | None
     draw: str | None
     sampling: Sampling | None
     draft_sampling: Sampling | None
     max_new_tokens: int
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     seed: int | None
     chat: bool
     compile: bool
@@ -42,23 +43,32 @@ def check_model(model: Any, what: str) -> None:
         )
 
 
-def check_text(max_new_tokens: Any, stop: Any, *samplings: Any) -> tuple[str, ...]:
-    """The stop strings, if they and the other settings of a text are what they should be."""
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens!r}")
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Complain about a setting that there is not, or not here."""
+    for name in settings.keys() - Settings.__annotations__.keys():
+        if name in Sampling.__annotations__:
+            raise DraftproofError(f"{name} says how tokens are drawn: give sampling=Sampling({name}=...)")
+        near = nearest(name, Settings.__annotations__, cutoff=0.6)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(Settings.__annotations__)}"
+        raise DraftproofError(f"unknown setting {name!r}: {hint}")
+
+
+def check_text(stop: Any, *samplings: Any) -> tuple[str, ...]:
+    """The stop strings, if they and the samplings of a text are what they should be."""
     for sampling in samplings:
         if not isinstance(sampling, Sampling | None):
             raise DraftproofError(f"sampling must be a Sampling, as in Sampling(temperature=0.8), not {sampling!r}")
+    stop = () if stop is None else stop
     stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
-    strange = [one for one in stops if not isinstance(one, str)]
+    strange = [one for one in stops if not isinstance(one, str) or not one]
     if strange:
-        raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings")
+        raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings of at least one letter")
     return stops
 
 
 def ended(sampling: Sampling, target: Model) -> Sampling:
-    """The settings with the model's own end tokens, unless they have some."""
-    return sampling if sampling.end_tokens else dataclasses.replace(sampling, end_tokens=target.end_tokens)
+    """The settings with the model's own end tokens, unless they say which, or that there is none."""
+    return dataclasses.replace(sampling, end_tokens=target.end_tokens) if sampling.end_tokens is None else sampling
 
 
 def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
@@ -78,15 +88,15 @@ def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
 
 def _ids(target: Model, prompt: Any, chat: bool) -> Sequence[int]:
     tokenizer = target.tokenizer
-    if not isinstance(prompt, str | Sequence):
+    if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise DraftproofError(f"a prompt is words, chat messages or token ids, not {type(prompt).__name__}: convert it")
     if len(prompt) == 0:
         raise DraftproofError("the prompt is empty: give at least one word or token")
     if isinstance(prompt, str):
         if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
             raise DraftproofError("the prompt has bytes that are no text: give it in UTF-8")
-    elif all(isinstance(token, int) for token in prompt):
-        return prompt
+    elif all(isinstance(token, Integral) for token in prompt):
+        return [int(token) for token in prompt]
     elif not all(isinstance(part, Mapping) and {"role", "content"} <= part.keys() for part in prompt):
         raise DraftproofError("a prompt in parts is token ids, or messages with role and content: one text at a time")
     if tokenizer is None:
@@ -95,6 +105,12 @@ def _ids(target: Model, prompt: Any, chat: bool) -> Sequence[int]:
         made = tokenizer(prompt)
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        try:
+            made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # whatever a template, which is a program, makes of them
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise DraftproofError(
+                f"the chat template of {target.name!r} does not take these messages ({said[0]}): give roles and texts"
+            ) from error
     ids: Sequence[int] = made["input_ids"]
     return ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from draftproof.draws import Draw
 from draftproof.engine.account import of_draft, of_drafter, of_slots
 from draftproof.engine.auto import Auto, name
 from draftproof.engine.laws import Row
+from draftproof.engine.propose import reason
 from draftproof.engine.request import Request
 from draftproof.engine.step import Outcome, Rule, step
 from draftproof.engine.text import Piece
 from draftproof.errors import DraftproofError
-from draftproof.models.session import Model, sessions
+from draftproof.models.session import Model, Session, sessions
 
 
 class Batch:
@@ -52,9 +53,8 @@ class Batch:
         if same is not None:
             same += requests
             return
-        for session in (self.target, *self.drafters):
-            session.join(len(self.rows), requests[0].prompt)
         self.rows.append(list(requests))
+        self._each(lambda session: session.join(len(self.rows) - 1, requests[0].prompt))
         self._fresh = True
 
     def _waiting(self, request: Request) -> list[Request] | None:
@@ -165,7 +165,17 @@ class Batch:
     def _retire(self, row: int) -> None:
         last = len(self.rows) - 1
         if row != last:
-            for session in (self.target, *self.drafters):
-                session.copy(last, row)
+            self._each(lambda session: session.copy(last, row))
             self.rows[row] = self.rows[last]
         self.rows.pop()
+
+    def _each(self, told: Callable[[Session], None]) -> None:
+        """Tell the target, and the drafters, who are guests: if one fails, the texts go on without them."""
+        told(self.target)
+        try:
+            for drafter in self.drafters:
+                told(drafter)
+        except Exception as error:
+            self.drafters = []
+            for request in (request for requests in self.rows for request in requests):
+                request.trace.failures[reason(error)] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from draftproof import couple
 from draftproof import lossy as lossy_rules
@@ -13,7 +13,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.asked import Drafts, Prompt, Settings, check_model, check_text, encode, ended
+from draftproof.engine.asked import Drafts, Prompt, Settings, check_model, check_names, check_text, encode, ended
 from draftproof.engine.auto import Auto, assumed, hope, trees_of, tuned
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
@@ -24,7 +24,7 @@ from draftproof.engine.request import Output, Request
 from draftproof.engine.step import Rule
 from draftproof.engine.text import Piece
 from draftproof.engine.trace import Trace
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, whole
 from draftproof.lossy import Lossy
 from draftproof.models import drafter, load
 from draftproof.models.session import Model
@@ -62,9 +62,8 @@ def generate(
         for _ in writing:
             pass
         return writing.output
-    if not isinstance(n, int) or n < 1:
-        raise DraftproofError(f"n must be at least 1, not {n}")
-    batch, requests = prepare(target, prompt, n, **settings)
+    check_names(settings)
+    batch, requests = prepare(target, prompt, whole("n", n), **settings)
     while not batch.is_finished:
         batch.step()
     return [request.output for request in requests]
@@ -72,6 +71,7 @@ def generate(
 
 def stream(target: str | Model, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
     """Text piece by piece, as it is made; `.output` holds the whole once it is finished. Settings: see `prepare`."""
+    check_names(settings)
     batch, (request,) = prepare(target, prompt, 1, **settings)
     return Stream(batch, request)
 
@@ -85,6 +85,9 @@ class Stream:
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
 
     def _run(self) -> Iterator[Piece]:
         while not self._batch.is_finished:
@@ -106,12 +109,12 @@ def prepare(
     draft: Drafts = "auto",
     verify: str = "block",
     lossy: str | None = None,
-    tree: Tree | Auto | Literal["auto"] | None = None,
+    tree: Tree | Auto | str | None = None,
     draw: str | None = None,
     sampling: Sampling | None = None,
     draft_sampling: Sampling | None = None,
     max_new_tokens: int = 128,
-    stop: str | Sequence[str] = (),
+    stop: str | Sequence[str] | None = None,
     seed: int | None = None,
     chat: bool = True,
     compile: bool = False,
@@ -125,15 +128,16 @@ def prepare(
                     "auto" is a trained head where there is one for the target
     verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
     lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
-    tree            shape of the guesses; "auto", the default, tunes it step by step and stops guessing where that does
-                    not pay; an `Auto` that is passed to several calls keeps what it has learned
+    tree            shape of the guesses, or its name ("chain:5"); "auto", the default, tunes it step by step and stops
+                    guessing where that does not pay; an `Auto` passed to several calls keeps what it has learned
     draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
     sampling        what law the text follows; `draft_sampling` shapes the guesses only and never changes that law
     seed            same seed, settings and machine: same text, and shapes are tuned by what the text itself shows. If
                     none is given, one is drawn, and shapes are tuned by the clock too: faster, but not to be repeated
     compile         on a GPU, compile both models first; those of the Llama family are faster without it
     """
-    stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
+    max_new_tokens = whole("max_new_tokens", max_new_tokens)
+    stops = check_text(stop, sampling, draft_sampling)
     target, drafts, rule = resolve(target, draft, verify, lossy)
     sampling = ended(sampling or Sampling(), target)
     heated = draft_sampling is None and tempers(rule, sampling)
@@ -142,7 +146,7 @@ def prepare(
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + shape.size
-    samplings = (sampling, draft_sampling or sampling)
+    samplings = sampling, ended(draft_sampling or sampling, target)
     batch = open_batch(
         target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile, paced=paced, again=True
     )
@@ -245,6 +249,8 @@ def choose_shape(
     """
     if not drafts:
         return Tree.chain(0), False
+    if isinstance(tree, str) and tree != "auto":
+        tree = Tree.parse(tree)
     if isinstance(tree, Tree | Auto):
         return tree, False
     if tree not in (None, "auto"):

@@ -129,6 +129,18 @@ def beside(array: Array, like: Array) -> Array:
     )
 
 
+def together(p: Array, laws: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """p, and the laws of guesses beside it, in the widest of their precisions.
+
+    A rule looks at the very numbers that guesses were drawn from: what was found by comparing them, such as which token
+    is on top, it finds again.
+    """
+    xp = array_namespace(p)
+    there = [xp.asarray(q, device=p.device) for q in laws]
+    widest = xp.result_type(p, *there)
+    return xp.astype(p, widest, copy=False), [xp.astype(q, widest, copy=False) for q in there]
+
+
 def numbers(array: Array) -> Any:
     """Python numbers of an array on any device."""
     return array.tolist()

@@ -13,7 +13,7 @@ from draftproof.draft import Tree
 from draftproof.draws import Draw
 from draftproof.engine.laws import Row, beside, laws, light, noise, numbers, unless_silent
 from draftproof.errors import DraftproofError
-from draftproof.law import Array
+from draftproof.law import Array, normalise
 from draftproof.models.session import Session
 from draftproof.noise import Lane
 
@@ -177,9 +177,11 @@ def _draft_laws(rows: Sequence[Row], drafter: Any, tree: Tree, tokens: np.ndarra
     if drafter.speaks == "logits":  # made a law here, so it is one
         q = unless_silent(said, lambda scores: laws(scores, rows, tree, tokens, level, samplings))
     else:
+        q = q if q.dtype == xp.float64 else xp.astype(q, xp.float32, copy=False)
         total = xp.sum(q, axis=-1)
         if not bool(xp.all((abs(total - 1) < 1e-3) | (total == 0))) or not bool(xp.all(q >= 0)):
             raise DraftproofError("the drafter's law does not sum to one")
+        q = normalise(q)  # as it is drawn from: rounding in half precision would be seen in the text
     depth, room = tree.depth[level.start], np.array([[row.depth] for row in rows])
     wanted = (tokens[:, level.start : level.stop] >= 0) & (depth < room)  # below an undrawn guess none is drawn
     return q if wanted.all() else xp.where(beside(wanted[..., None], q), q, q * 0)

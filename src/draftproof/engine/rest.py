@@ -14,7 +14,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft, Tree
-from draftproof.engine.laws import beside
+from draftproof.engine.laws import beside, together
 from draftproof.law import Array, divide
 
 
@@ -37,12 +37,12 @@ class Rest(NamedTuple):
 def merge(tree: Tree, tokens: np.ndarray, q: Array, p: Array, names: np.ndarray) -> tuple[Draft, Rest]:
     """The draft in D + 1 tokens: names [D] in ascending order, then the rest. q is [B, N, D], p [B, N, V]."""
     xp = array_namespace(p)
+    p, (q,) = together(p, [q])
     chosen, outside = beside(names, p), p[0, 0] * 0 + 1
     outside[chosen] = 0
     mass = p @ outside  # summed up and not 1 minus the others: it is zero where there is nothing
     places = np.where(tokens < 0, -1, np.searchsorted(names, tokens))
     places[:, 0] = 0  # the last committed token, which may be any
-    q = beside(q, p)
     merged = [
         xp.concat([law, end], axis=-1)
         for law, end in ((q, q[..., :1] * 0), (xp.take(p, chosen, axis=-1), mass[..., None]))

@@ -28,7 +28,7 @@ from draftproof.engine.generate import (
 from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
-from draftproof.errors import DraftproofError
+from draftproof.errors import DraftproofError, whole
 from draftproof.models.session import Model
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling
@@ -54,14 +54,13 @@ class Engine:
         draft: Drafts = "auto",
         verify: str = "block",
         lossy: str | None = None,
-        tree: Tree | None = None,
+        tree: Tree | str | None = None,
         rows: int = 16,
         length: int = 2048,
         compile: bool = False,
     ) -> None:
         """`length` counts prompt and text; the other settings are those of `generate`."""
-        if rows < 1:
-            raise DraftproofError(f"rows must be at least 1, not {rows}")
+        rows, length = whole("rows", rows), whole("length", length)
         self.target, self.drafts, self.rule = resolve(target, draft, verify, lossy)
         self.length = min(length, self.target.context or length)
         self.shape, self._paced = choose_shape(self.rule, self.drafts, tree, seeded=True, tempers=False)
@@ -77,12 +76,13 @@ class Engine:
         sampling: Sampling | None = None,
         draft_sampling: Sampling | None = None,
         max_new_tokens: int = 128,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         chat: bool = True,
     ) -> Request:
         """A text to be written; its `.output` grows with every step and is whole once `.finish` says why it ended."""
-        stops = check_text(max_new_tokens, stop, sampling, draft_sampling)
+        max_new_tokens = whole("max_new_tokens", max_new_tokens)
+        stops = check_text(stop, sampling, draft_sampling)
         ids = encode(self.target, prompt, chat)
         if len(ids) + max_new_tokens > self.length:
             raise DraftproofError(
@@ -91,16 +91,17 @@ class Engine:
             )
         sampling = ended(sampling or Sampling(), self.target)
         heated = draft_sampling is None and tempers(self.rule, sampling)
+        samplings = sampling, ended(draft_sampling or sampling, self.target)
+        paced = self._paced and not self._is_fused(samplings)  # a fused batch has one pace, or none
         request = Request(
             self.target,
             ids,
-            sampling,
-            draft_sampling or sampling,
+            *samplings,
             max_new_tokens,
             stops,
             Member(secrets.randbits(63) if seed is None else check_seed(seed), 0),
             new_trace(self.rule, self.drafts),
-            own_pace(self.target, self.drafts, heated) if self._paced else None,
+            own_pace(self.target, self.drafts, heated) if paced else None,
         )
         self._waiting.append(request)
         return request
@@ -126,8 +127,7 @@ class Engine:
     def _batch(self, request: Request) -> Batch | FusedBatch:
         """The batch that this request belongs to; opened when the first of its kind comes."""
         samplings = request.sampling, request.draft_sampling
-        fixed = fixed_shape(self.rule, self.shape, self._paced, self.rows)
-        kind = fused.fits(self.target, self.drafts, self.rule.name, fixed, samplings)
+        kind = self._is_fused(samplings)
         if kind not in self._batches:
             capacity = self.length + self.shape.size
             self._batches[kind] = open_batch(
@@ -142,3 +142,8 @@ class Engine:
                 paced=self._paced,
             )
         return self._batches[kind]
+
+    def _is_fused(self, samplings: tuple[Sampling, Sampling]) -> bool:
+        """Whether the fused step can do what is asked (target, draft)."""
+        fixed = fixed_shape(self.rule, self.shape, self._paced, self.rows)
+        return fused.fits(self.target, self.drafts, self.rule.name, fixed, samplings)

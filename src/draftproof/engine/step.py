@@ -18,7 +18,7 @@ from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
 from draftproof.engine.certain import CERTAIN
 from draftproof.engine.decide import Decision, Race, decide, decide_chain
-from draftproof.engine.laws import Row, beside, laws
+from draftproof.engine.laws import Row, beside, laws, together
 from draftproof.engine.propose import Proposal, by_draw, certain, follow, own_laws, propose, reason
 from draftproof.engine.rest import Rest, merge
 from draftproof.engine.trace import Step
@@ -112,7 +112,7 @@ def _keep(
 
 def _whole(proposal: Proposal, drafters: Sequence[Any], p: Array, sure: bool) -> Draft:
     """The draft with laws of all tokens; without q where guesses were not drawn."""
-    q = [p[..., :0]] if sure else [beside(one, p) for one in proposal.wide(drafters)] or [p * 0]
+    p, q = together(p, [p[..., :0]] if sure else proposal.wide(drafters) or [p * 0])
     tree, tokens = proposal.tree, proposal.tokens
     return Draft(tree, beside(tokens, p), q[0], p, own_laws(tree, q) if len(q) > 1 else None)
 

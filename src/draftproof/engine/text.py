@@ -52,7 +52,7 @@ class Stopper:
     """Lets text through up to the first stop string, holding back what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.stops = [stop for stop in stops if stop]
+        self.stops = stops
         self.held: list[Piece] = []
 
     def feed(self, piece: Piece) -> tuple[list[Piece], bool]:

@@ -110,7 +110,7 @@ class Trace:
             lines.append("no drafter: plain sampling, a target call for every token")
         if self.tree:
             often = ", ".join(f"{shape} x {count}" for shape, count in self.shapes.most_common(4))
-            more = f", {len(self.shapes) - 4} others" if len(self.shapes) > 4 else ""
+            more = f", {len(self.shapes) - 4} more" if len(self.shapes) > 4 else ""
             lines.append(f"shapes chosen step by step: {often}{more}")
         if whole:
             lines.append("time " + ", ".join(f"{phase} {s / whole:.0%}" for phase, s in spent.items()))

@@ -88,7 +88,7 @@ def compare_tree(
 
 def compare_guesses(tokens: Tensor, draft: Tensor, tree: Tree, controls: Controls, names: Names) -> Agreement:
     """Guesses [B, N] beside what the float64 laws of the drafter's rows draw after the same elder siblings."""
-    laws = reference.law(draft.double(), reference.at_nodes(controls, tree.inner), tokens[:, :0])
+    laws = reference.law(draft.double(), controls.at(tree.inner), tokens[:, :0])
     u = uniforms(*names, Lane.DRAFT, tree.size)
     ties = wrong = 0
     for row, parent in enumerate(tree.inner):

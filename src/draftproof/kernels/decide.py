@@ -21,51 +21,59 @@ def decide(
 ):  # fmt: skip
     """One sequence. What does not need the rows' laws is read while the kernel before may still run."""
     next_may_begin(EARLY)
-    b = tl.program_id(0).to(tl.int64)
+    b = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)  # the last rows first: they may still be in the cache
     n = tl.arange(0, NP)
     rule = tl.zeros((), tl.int32)
     v = tl.zeros((), tl.float64)
     if state.rule is not None:
         rule = tl.load(state.rule + b)
         v = uniform(state, b, 1, 0)
-    x, s, q, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, LAZY)
+    x, s, q, _, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, LAZY)
     wait(EARLY)
     if law.cutoff is None:
         numbers = combine(rows, law, stats, b, N, S, used, NP, SP, GREEDY)
     else:
         numbers = recall(rows, law, b, n, n < N)
     if state.facts is not None:
-        stop, low, high = length * 0, length * 0, length * 0
-        if state.rule is not None:
-            p = tl.where(n < length, weigh(law, s, x, numbers), 0.0)
-            drawn = (n < length) & (q > 0)
-            ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
-            stop, low, high, weights = walk(n, v, ratio, length, N, rule)
-            if stats.crest is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
-                if stop < 0:
-                    stop, low, high = narrow(
-                        rows, law, draft, draft_law, stats, b, v, numbers, weights, low, high, N, S, NP, LANE, W, WP
-                    )
-            tl.store(state.chance + b * N + n, p, mask=n < N)
-            tl.store(state.weight + b * N + n, weights, mask=n < N)
-        last = length - 1 if LAZY else tl.maximum(stop, length - 1)  # the row after all drafts counts if it is reached
-        lost = tl.sum(((n <= last) & ~(numbers[1] > 0)).to(tl.int32)) > 0
+        p = tl.where(n < length, weigh(law, s, x, numbers), 0.0)
+        stop, low, high, weights = walk(n, v, p, q, length, rule)
+        if stats.crest is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+            if stop < 0:
+                stop, low, high = narrow(
+                    rows, law, draft, draft_law, stats, b, v, numbers, weights, low, high, N, S, NP, LANE, W, WP
+                )
+        lost = misses(n, numbers, length - 1 if LAZY else tl.maximum(stop, length - 1))
         high = tl.where(lost | numbers[5], low - 1, high)  # nothing to sum, nothing to draw
-        facts = state.facts + 8 * b
-        tl.store(facts, tl.where(lost, 0, stop))
-        tl.store(facts + 1, low)
-        tl.store(facts + 2, high)
-        tl.store(facts + 3, length)
-        tl.store(facts + 4, fault + tl.where(lost, 1, 0))
-        tl.store(facts + 5, rule)
+        note(state, b, n, N, tl.where(lost, 0, stop), low, high, length, fault + lost.to(tl.int32), rule, weights, p)
         if state.work is not None:
             at = tl.atomic_add(state.work, high - low + 1, sem="relaxed")
             tl.store(state.work + 1 + at + n, (b * N + low + n).to(tl.int32), mask=n <= high - low)
 
 
 @triton.jit
+def misses(n, numbers, last):
+    """Whether a row up to the last that counts has no law."""
+    return tl.sum(((n <= last) & ~(numbers[1] > 0)).to(tl.int32)) > 0
+
+
+@triton.jit
+def note(state, b, n, N, stop, low, high, length, flags, rule, weights, p):
+    """Write down what is known of sequence b."""
+    facts = state.facts + 8 * b
+    tl.store(facts, stop)
+    tl.store(facts + 1, low)
+    tl.store(facts + 2, high)
+    tl.store(facts + 3, length)
+    tl.store(facts + 4, flags)
+    tl.store(facts + 5, rule)
+    if state.rule is not None:
+        tl.store(state.chance + b * N + n, p, mask=n < N)
+        tl.store(state.weight + b * N + n, weights, mask=n < N)
+
+
+@triton.jit
 def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr, LAZY: tl.constexpr):
-    """Of each node: its draft's id, score and q, and whether its row was measured; number of drafts, and faults."""
+    """Of each node: its draft's id, score, q and draft law; number of drafts, faults; and which rows were measured."""
     n = tl.arange(0, NP)
     start = rows.tokens + b * plain(rows.drafts) + plain(rows.node) + n
     x = tl.load(start, mask=n < N - 1, other=-1)
@@ -77,15 +85,16 @@ def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr, LAZY: tl.const
     x = tl.where(n < length, x, 0)
     s = score(rows, b, n, x, n < length)
     q = tl.full((NP,), 1.0, tl.float32)
+    theirs = q, q, q, n, s, n < 0
     if draft.logits is not None:
         t = score(draft, b, n, x, n < length)
-        numbers = recall(draft, draft_law, b, n, n < length)
-        broken = tl.min(tl.where((n < length) & (rule != 2) & ~(numbers[1] > 0), n, length))
+        theirs = recall(draft, draft_law, b, n, n < length)
+        broken = tl.min(tl.where((n < length) & (rule != 2) & ~(theirs[1] > 0), n, length))
         fault += tl.where(broken < length, 4, 0)
         length = broken
-        q = tl.where(rule == 2, q, weigh(draft_law, t, x, numbers))
+        q = tl.where(rule == 2, q, weigh(draft_law, t, x, theirs))
     fault += tl.where(tl.sum(((n < length) & (q == 0)).to(tl.int32)) > 0, 8, 0)
-    return x, s, q, length, fault, used
+    return x, s, q, theirs, length, fault, used
 
 
 @triton.jit
@@ -115,30 +124,38 @@ def combine(rows, law, stats, b, N, S, used, NP: tl.constexpr, SP: tl.constexpr,
 
 
 @triton.jit
-def walk(n, u, ratio, length, N, rule):
-    """Along the chain: token acceptances, and block verification's weights w_i = min(1, w_{i-1} ratio_i).
+def walk(n, u, p, q, length, rule):
+    """Along the chain: token acceptances, and block verification's weights w_{n+1} = min(1, w_n ratio_n).
 
     The last accepted node, -1 while it is open; the lowest and the highest that it can be; the weights [NP].
     """
-    reach = tl.full((), 1.0, tl.float64)
-    w = tl.full((), 1.0, tl.float64)
-    below = tl.full((), 1.0, tl.float64)  # product of 1 - w_j over the nodes after the last one with w = 1
-    stop = length * 0
-    sure = length * 0
-    weights = tl.where(n == 0, 1.0, 0.0).to(tl.float64)
-    for i in range(N - 1):
-        r = tl.sum(tl.where(n == i, ratio, 0.0))
-        reach *= tl.minimum(r, 1.0)
-        inside = i < length
-        stop += (inside & (1.0 - reach <= u)).to(tl.int32)
-        w = tl.minimum(w * r, 1.0)
-        weights = tl.where((n == i + 1) & inside, w, weights)
-        certain = inside & (w == 1.0)
-        sure = tl.where(certain, i + 1, sure)
-        below = tl.where(certain, 1.0, tl.where(inside, below * (1.0 - w), below))
+    inside = n < length
+    drawn = inside & (q > 0)
+    ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
+    reach = tl.cumprod(tl.minimum(ratio, 1.0), 0)
+    w, most = tl.associative_scan((ratio, tl.full(ratio.shape, 1.0, tl.float64)), 0, capped)
+    w = tl.where(inside, tl.minimum(w, most), 0.0)  # of the node after n
+    stop = tl.sum((inside & (1.0 - reach <= u)).to(tl.int32), 0)
+    sure = tl.max(tl.where(w == 1.0, n + 1, 0), 0)
+    after = inside & (n >= sure)
+    below = tl.reduce(tl.where(after, 1.0 - w, 1.0), 0, times)  # not to be taken, of all nodes after the sure one
+    end = tl.where(length > 0, 1.0 - tl.sum(tl.where(n == length - 1, w, 0.0), 0), 0.0)
     block = rule == 1
-    end = 1.0 - tl.sum(tl.where(n == length, weights, 0.0))
     unclear = block & (u < end) & (u >= below)
     found = tl.where(block, tl.where(u >= end, length, sure), stop)
-    stop = tl.where(unclear, -1, found)
-    return stop, found, tl.where(unclear, length - 1, found), tl.where(block, weights, 1.0)
+    # each node's own weight stands one place further
+    weights = tl.sum(tl.where(n[:, None] == n[None, :] + 1, w[None, :], 0.0), 1)
+    weights = tl.where((n == 0) | ~block, 1.0, weights)
+    return tl.where(unclear, -1, found), found, tl.where(unclear, length - 1, found), weights
+
+
+@triton.jit
+def times(a, b):
+    """A product."""
+    return a * b
+
+
+@triton.jit
+def capped(a, most, b, cap):
+    """w -> min(b w, cap) after w -> min(a w, most), as one such step."""
+    return tl.minimum(a * b, 1e300), tl.minimum(b * most, cap)  # never infinite: times 0 it would be no number

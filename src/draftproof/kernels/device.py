@@ -124,11 +124,21 @@ def is_read(rows, b, n, LAZY: tl.constexpr):
 @triton.jit
 def score(rows, b, n, ids, inside):
     """Logits after bias, penalties and masks, in float32; minus infinity outside the row. None: all are inside."""
-    if inside is None:  # a select for every token is a tenth of the arithmetic
-        s = tl.load(rows.logits + b * rows.stride_b + n * rows.stride_n + ids).to(tl.float32)
-    else:
-        s = tl.load(rows.logits + b * rows.stride_b + n * rows.stride_n + ids, mask=inside, other=float("-inf"))
-        s = s.to(tl.float32)
+    return edit(rows, raw(rows, b, n, ids, inside), b, n, ids, inside)
+
+
+@triton.jit
+def raw(rows, b, n, ids, inside):
+    """Logits as they are; minus infinity outside the row."""
+    at = rows.logits + b * rows.stride_b + n * rows.stride_n + ids
+    # a select for every token is a tenth of the arithmetic
+    return tl.load(at) if inside is None else tl.load(at, mask=inside, other=float("-inf"))
+
+
+@triton.jit
+def edit(rows, s, b, n, ids, inside):
+    """The scores of raw logits."""
+    s = s.to(tl.float32)
     if rows.bias is not None:
         s += tl.load(rows.bias + b * rows.size + ids, mask=inside)
     if rows.penalties is not None:

@@ -8,8 +8,8 @@ first time, has no law yet: its chunks count their tokens in powers of two of th
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import lane_shift, next_may_begin, score, slope, wait, weigh
-from draftproof.kernels.residual import listed, place, rest, row_of
+from draftproof.kernels.device import edit, lane_shift, next_may_begin, raw, score, slope, wait, weigh
+from draftproof.kernels.residual import listed, place, rest, row_of, weighted
 
 
 @triton.jit(do_not_specialize=["N", "Q", "E"])
@@ -17,33 +17,45 @@ def excess(
     rows, law, draft, draft_law, lists, state, N, Q, E,
     TILE: tl.constexpr, CHUNK: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Part c of Q of rows of the queue; first come those measured last, which may still be in the cache."""
+    """Part c of Q of the rows of the queue that are this program's turn."""
     next_may_begin(EARLY)
     c = tl.program_id(0) % Q
+    k = tl.program_id(0) // Q
     wait(EARLY)
+    which = tl.load(state.work + 1 + k)  # before it is known whether there is one
     queued = tl.load(state.work)
-    for k in range(tl.program_id(0) // Q, queued, tl.num_programs(0) // Q):
-        which = tl.load(state.work + queued - k).to(tl.int64)
-        b, n = which // N, (which % N).to(tl.int32)
-        row = row_of(rows, law, draft, draft_law, state, b, n, N, n < 0)
-        sums = state.sums + (b * N + n) * E
-        many = listed(lists, b * N + n)
-        total = tl.zeros((TILE // CHUNK,), tl.float32)
-        late = n < 0
+    while k < queued:
+        b = (which // N).to(tl.int64)
+        sum_row(rows, law, draft, draft_law, lists, state, b, which % N, c, N, Q, E, TILE, CHUNK, LAZY)
+        k += tl.num_programs(0) // Q
+        which = tl.load(state.work + 1 + k)
+
+
+@triton.jit
+def sum_row(
+    rows, law, draft, draft_law, lists, state, b, n, c, N, Q, E,
+    TILE: tl.constexpr, CHUNK: tl.constexpr, LAZY: tl.constexpr,
+):  # fmt: skip
+    """Part c of Q of row n: the sums of its chunks and their total."""
+    row = weighted(row_of(rows, law, draft, draft_law, state, b, n, N), n < 0)
+    sums = state.sums + (b * N + n) * E
+    many = listed(lists, b * N + n)
+    total = tl.zeros((TILE // CHUNK,), tl.float32)
+    late = n < 0
+    if LAZY:
+        late = n == tl.load(state.facts + 8 * b + 3)
+    if many >= 0:
+        if n % Q == c:
+            total = sum_list(rows, law, draft, draft_law, lists, b, n, row, many, N, TILE, CHUNK)
+            tl.store(sums, tl.sum(total, 0))
+    elif late:
         if LAZY:
-            late = n == tl.load(state.facts + 8 * b + 3)
-        if many >= 0:
-            if n % Q == c:
-                total = sum_list(rows, law, draft, draft_law, lists, b, n, row, many, N, TILE, CHUNK)
-                tl.store(sums, tl.sum(total, 0))
-        elif late:
-            if LAZY:
-                begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
-        elif row[2]:
-            total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, True, TILE, CHUNK)
-        else:
-            total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, False, TILE, CHUNK)
-        tl.store(state.totals + (b * N + n) * Q + c, tl.sum(total, 0))
+            begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
+    elif row[2]:
+        total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, True, TILE, CHUNK)
+    else:
+        total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, False, TILE, CHUNK)
+    tl.store(state.totals + (b * N + n) * Q + c, tl.sum(total, 0))
 
 
 @triton.jit
@@ -81,27 +93,41 @@ def add_up(
     start, full, end = tiles(rows.size, c, Q, TILE)
     i = tl.arange(0, TILE // CHUNK)
     total = tl.zeros((TILE // CHUNK,), tl.float32)
+    last = tokens(full, TILE, CHUNK)
+    short = last < tl.where((full < end) & (start < end), rows.size, 0)
+    rest = raw(rows, b, n, last, short)  # underway while the full tiles are gone through
+    theirs = rest
+    if DRAWN and draft.logits is not None:
+        theirs = raw(draft, b, n, last, short)
     for t in tl.range(start, full, num_stages=3):
-        part = over(rows, law, draft, draft_law, b, n, row, tokens(t, TILE, CHUNK), None, DRAWN)
+        ids = tokens(t, TILE, CHUNK)
+        s = score(rows, b, n, ids, None)
+        other = s
+        if DRAWN and draft.logits is not None:
+            other = score(draft, b, n, ids, None)
+        part = over(law, draft, draft_law, row, ids, s, other, DRAWN)
         tl.store(sums + t * (TILE // CHUNK) + i, part)
         total += part
     if (full < end) & (start < end):
-        ids = tokens(full, TILE, CHUNK)
-        part = over(rows, law, draft, draft_law, b, n, row, ids, ids < rows.size, DRAWN)
+        s = edit(rows, rest, b, n, last, short)
+        other = s
+        if DRAWN and draft.logits is not None:
+            other = edit(draft, theirs, b, n, last, short)
+        part = over(law, draft, draft_law, row, last, s, other, DRAWN)
         tl.store(sums + full * (TILE // CHUNK) + i, part)
         total += part
     return total
 
 
 @triton.jit
-def over(rows, law, draft, draft_law, b, n, row, ids, inside, DRAWN: tl.constexpr):
-    """The excess of chunks [C, CHUNK] of tokens: `rest` without what the case at hand does not need."""
+def over(law, draft, draft_law, row, ids, s, other, DRAWN: tl.constexpr):
+    """The excess of chunks [C, CHUNK] of tokens with these scores: `rest` without what the case does not need."""
     ours, theirs, _, hit = row
-    left = weigh(law, score(rows, b, n, ids, inside), ids, ours)
+    left = weigh(law, s, ids, ours)
     if not DRAWN:
         left = tl.where(ids == hit, 0.0, left)
     elif draft.logits is not None:
-        left = tl.maximum(left - weigh(draft_law, score(draft, b, n, ids, inside), ids, theirs), 0.0)
+        left = tl.maximum(left - weigh(draft_law, other, ids, theirs), 0.0)
     return tl.sum(left, 1)
 
 
@@ -111,20 +137,21 @@ def begin(rows, shifts, sums, b, n, c, Q, TILE: tl.constexpr, CHUNK: tl.constexp
     start, full, end = tiles(rows.size, c, Q, TILE)
     i = tl.arange(0, TILE // CHUNK)
     rate, _ = slope(rows, b)
+    last = tokens(full, TILE, CHUNK)
+    short = last < tl.where((full < end) & (start < end), rows.size, 0)
+    rest = raw(rows, b, n, last, short)
     for t in tl.range(start, full, num_stages=3):
-        shift, total = count(rows, b, n, rate, tokens(t, TILE, CHUNK), None)
+        shift, total = count(score(rows, b, n, tokens(t, TILE, CHUNK), None), rate)
         tl.store(shifts + t * (TILE // CHUNK) + i, shift)
         tl.store(sums + t * (TILE // CHUNK) + i, total)
     if (full < end) & (start < end):
-        ids = tokens(full, TILE, CHUNK)
-        shift, total = count(rows, b, n, rate, ids, ids < rows.size)
+        shift, total = count(edit(rows, rest, b, n, last, short), rate)
         tl.store(shifts + full * (TILE // CHUNK) + i, shift)
         tl.store(sums + full * (TILE // CHUNK) + i, total)
 
 
 @triton.jit
-def count(rows, b, n, rate, ids, inside):
-    """Shift and sum of chunks [C, CHUNK] of tokens."""
-    s = score(rows, b, n, ids, inside)
+def count(s, rate):
+    """Shift and sum of chunks [C, CHUNK] of scores."""
     shift = lane_shift(tl.max(s, 1), rate)
     return shift, tl.sum(tl.exp2(tl.fma(s, rate, -shift[:, None])), 1)

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, is_read, lane_shift, next_may_begin, score, shift_of, slope
+from draftproof.kernels.device import LATE, edit, is_read, lane_shift, next_may_begin, raw, score, shift_of, slope
 
 
 @triton.jit(do_not_specialize=["N", "M", "S", "G"])
@@ -28,20 +28,11 @@ def measure(
     if used:
         c = program % S
         rate, _ = slope(rows, b)
-        peaks = tl.full((TILE // LANE,), float("-inf"), tl.float32)
-        norms = tl.zeros((TILE // LANE,), tl.float32)
-        firsts = tl.zeros((TILE // LANE,), tl.int32)
-        where = tl.zeros((TILE // LANE,), tl.int32) + tl.cdiv(rows.size, TILE)  # outside the row
-        end = tl.minimum(c * (SPAN // TILE) + SPAN // TILE, tl.cdiv(rows.size, TILE))
-        full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
-        for t in tl.range(c * (SPAN // TILE), full, num_stages=1 if SPAN == TILE else 4):
-            peaks, norms, firsts, where = tally(
-                rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, True, TILE, LANE, BLOCK, GREEDY
-            )
-        if full < end:
-            peaks, norms, firsts, where = tally(
-                rows, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, False, TILE, LANE, BLOCK, GREEDY
-            )
+        first = c * (SPAN // TILE)
+        end = tl.minimum(first + SPAN // TILE, tl.cdiv(rows.size, TILE))
+        peaks, norms, firsts, where = read(
+            rows, stats, b, n, N, first, end, G, rate, SPAN > TILE, TILE, LANE, BLOCK, GREEDY
+        )
         peak = tl.max(peaks, 0)
         at = (b * N + n) * S + c
         if stats.norm is None:
@@ -59,14 +50,40 @@ def measure(
 
 
 @triton.jit
-def tally(
-    rows, stats, b, n, N, t, G, rate, peaks, norms, firsts, where,
-    FULL: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr,
+def read(
+    rows, stats, b, n, N, first, end, G, rate,
+    MANY: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """The lanes' peaks, sums, first ids of their peaks and tiles that hold these, with tile t added."""
+    """Of tiles `first` to `end` of a row, by lanes: peaks, sums, first ids of the peaks, and tiles that hold these."""
+    peaks = tl.full((TILE // LANE,), float("-inf"), tl.float32)
+    norms = tl.zeros((TILE // LANE,), tl.float32)
+    firsts = tl.zeros((TILE // LANE,), tl.int32)
+    where = tl.zeros((TILE // LANE,), tl.int32) + tl.cdiv(rows.size, TILE)  # outside the row
+    full = tl.minimum(end, rows.size // TILE)  # the last tile may be shorter
+    ids = tl.arange(0, TILE // LANE)[:, None] * LANE + tl.arange(0, LANE)[None, :]
+    short = (end - 1) * TILE + ids < tl.where(full < end, rows.size, 0)
+    rest = raw(rows, b, n, (end - 1) * TILE + ids, short)  # underway while the full tiles are gone through
+    for t in tl.range(first, full, num_stages=4 if MANY else 1):
+        s = score(rows, b, n, t * TILE + ids, None)
+        peaks, norms, firsts, where = tally(
+            s, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, TILE, LANE, BLOCK, GREEDY
+        )
+    if full < end:
+        s = edit(rows, rest, b, n, (end - 1) * TILE + ids, short)
+        peaks, norms, firsts, where = tally(
+            s, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, TILE, LANE, BLOCK, GREEDY
+        )
+    return peaks, norms, firsts, where
+
+
+@triton.jit
+def tally(
+    s, stats, b, n, N, t, G, rate, peaks, norms, firsts, where,
+    TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr,
+):  # fmt: skip
+    """The lanes' peaks, sums, first ids of their peaks and tiles that hold these, with the scores of tile t added."""
     lane = tl.arange(0, TILE // LANE)
     ids = t * TILE + lane[:, None] * LANE + tl.arange(0, LANE)[None, :]
-    s = score(rows, b, n, ids, None if FULL else ids < rows.size)
     if stats.norm is None:
         top = largest(s)
         higher = tl.maximum(peaks, top, propagate_nan=tl.PropagateNan.ALL)

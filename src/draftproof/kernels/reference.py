@@ -121,7 +121,7 @@ def spread(guesses: Siblings) -> Draft:
 
 def guess(logits: Tensor, parents: Sequence[int], tree: Tree, tokens: Tensor, controls: Controls, names: Names) -> None:
     """The children of some nodes, drawn without replacement into their places in tokens [B, N]."""
-    rows = law(logits, at_nodes(controls, parents), tokens[:, :0])
+    rows = law(logits, controls.at(parents), tokens[:, :0])
     u = uniforms(*names, Lane.DRAFT, tree.size)
     for i, parent in enumerate(parents):
         children = list(tree.children(parent))
@@ -134,17 +134,12 @@ def branched(
 ) -> Draft:
     """The tree with its laws; q is zero where no child was drawn."""
     p = law(target, controls, tokens[:, :0])
-    said = law(draft, at_nodes(draft_controls or controls, tree.inner), tokens[:, :0])
+    said = law(draft, (draft_controls or controls).at(tree.inner), tokens[:, :0])
     q = torch.zeros_like(p)
     for row, node in enumerate(tree.inner):
         drawn = (tokens[:, list(tree.children(node))] >= 0).any(1)
         q[:, node] = said[:, row] * drawn[:, None]
     return Draft(tree, tokens, q, p)
-
-
-def at_nodes(controls: Controls, nodes: Sequence[int]) -> Controls:
-    """The controls of rows that are those of some nodes: masks are the only ones that differ from node to node."""
-    return controls if controls.allowed is None else controls._replace(allowed=controls.allowed[:, list(nodes)])
 
 
 def traverse(
@@ -161,8 +156,7 @@ def traverse(
     node = draw(VERIFIERS["traversal"].stop(made), uniforms(*names, Lane.STOP, 1)[:, 0])
     token = draw(VERIFIERS["traversal"].next(made, node), uniforms(*names, Lane.NEXT, 1)[:, 0])
     deepest = tree.depth[-1]
-    ways = [[*tree.path(n), *[0] * deepest][:deepest] for n in range(tree.size)]
-    path = torch.tensor(ways, dtype=torch.int64, device=tokens.device)[node]  # [B, D]
+    path = torch.tensor(tree.ways, dtype=torch.int64, device=tokens.device)[node]  # [B, D]
     accepted = torch.tensor(tree.depth, device=tokens.device)[node]
     out = torch.full((len(tokens), deepest + 1), -1, dtype=torch.int64, device=tokens.device)
     out[:, :deepest] = torch.where(path > 0, tokens.gather(1, path), -1)

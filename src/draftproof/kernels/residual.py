@@ -27,26 +27,32 @@ def place(lists, row, many, i, end):
 
 
 @triton.jit
-def row_of(rows, law, draft, draft_law, state, b, n, N, bare):
-    """The laws w p and q of row n, whether q is read from the draft row, and the id that q is all on, -1 for none.
-
-    If bare, there is p alone.
-    """
+def row_of(rows, law, draft, draft_law, state, b, n, N):
+    """The laws p and q of row n, whether q is read from the draft row, the id that q is all on, -1 for none, and w."""
     shift, scale, cutoff, first, rate, greedy = recall(rows, law, b, n, n >= 0)
     drawn = n < 0
     hit = tl.full((), -1, tl.int64)
-    if state.rule is not None:
-        rule = tl.load(state.facts + 8 * b + 5)
-        length = tl.where(bare, 0, tl.load(state.facts + 8 * b + 3))
-        hit = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < tl.where(rule == 2, length, 0), other=-1)
-        drawn = n < tl.where(rule == 2, 0, length)
-        w = tl.load(state.weight + b * N + n, mask=n < tl.where(bare, 0, N), other=1.0)
-        scale *= w.to(tl.float32)
-    ours = shift, scale, cutoff, first, rate, greedy
-    theirs = ours
-    if draft.logits is not None:
-        theirs = recall(draft, draft_law, b, n, drawn)
-    return ours, theirs, drawn, hit
+    w = tl.full((), 1.0, tl.float64)
+    theirs = shift, scale, cutoff, first, rate, greedy
+    if state.rule is not None:  # all that may be needed is loaded at once, then chosen from
+        drafted = n < plain(rows.drafts)
+        rule, length = tl.load(state.facts + 8 * b + 5), tl.load(state.facts + 8 * b + 3)
+        x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=drafted, other=-1)
+        w = tl.load(state.weight + b * N + n)
+        if draft.logits is not None:
+            theirs = recall(draft, draft_law, b, n, drafted)
+        drawn = (n < length) & (rule != 2)
+        hit = tl.where((n < length) & (rule == 2), x, -1)
+    return (shift, scale, cutoff, first, rate, greedy), theirs, drawn, hit, w
+
+
+@triton.jit
+def weighted(row, bare):
+    """A row of `row_of` with w p in place of p; if bare, with p alone."""
+    ours, theirs, drawn, hit, w = row
+    scale = ours[1] * tl.where(bare, 1.0, w).to(tl.float32)
+    ours = ours[0], scale, ours[2], ours[3], ours[4], ours[5]
+    return ours, theirs, drawn & ~bare, tl.where(bare, -1, hit)
 
 
 @triton.jit

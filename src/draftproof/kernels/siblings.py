@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import LATE, recall, score, uniform, weigh
-from draftproof.kernels.scan import chunk_at, token_at
+from draftproof.kernels.scan import begin, token_at
 from draftproof.verify import optimal_binned
 
 BINS: tl.constexpr = tl.constexpr(optimal_binned.BINS)
@@ -78,13 +78,7 @@ def draw_left(rows, law, draft, draft_law, index, share, sums, state, out, K, E,
     u = uniform(state, b, state.lane, 0)
     c = tl.arange(0, EP)
     parts = tl.load(sums + b * E + c, mask=c < E, other=0.0).to(tl.float64)
-    total = tl.sum(parts, 0)
-    bare = total <= 0  # probability zero but for rounding: p stands in, as in law.residual
-    threshold = u * tl.where(bare, 1.0, total)
-    chunk, running = chunk_at(parts, threshold)
-    running = tl.where(bare, 0.0, running)
-    o = tl.where(bare, 0, chunk * CHUNK)
-    end = tl.where(bare, rows.size, o + CHUNK)
+    o, end, running, threshold, bare = begin(parts, u, rows.size, CHUNK)
     token, final = o * 0 + LATE, o * 0
     while (o < end) & (token == LATE):
         ids = o + tl.arange(0, CHUNK)

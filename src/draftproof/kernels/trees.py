@@ -62,8 +62,7 @@ def plan_of(tree: Tree, device: torch.device) -> Plan:
 
     nodes = range(tree.size)
     below = [tree.children(n) for n in nodes]
-    most, deepest = max(map(len, below)), tree.depth[-1]
-    inner = tree.inner
+    most, inner = max(map(len, below)), tree.inner
     elder, start = [-1] * tree.size, [0] * tree.size
     for parent in nodes:  # a guess is tried when its elders are refused
         for rank, child in enumerate(below[parent]):
@@ -79,7 +78,7 @@ def plan_of(tree: Tree, device: torch.device) -> Plan:
         on_device([children[-1] if children else -1 for children in below]),
         on_device([[*children, *[-1] * most][:most] for children in below]),
         on_device(tree.depth),
-        on_device([[*tree.path(n), *[0] * deepest][:deepest] for n in nodes]),
+        on_device(tree.ways),
     )
     return Plan(shape, inner, on_device(inner), tuple(on_device(wave) for wave in reads if wave))
 
@@ -100,7 +99,7 @@ def guess(
     if parents != plan.inner[first : first + width] or not tokens.is_contiguous():
         raise DraftproofError(f"parents {parents} must be nodes of a level that have children, tokens contiguous")
     nodes = plan.parents[first : first + width]
-    controls = _at(controls, nodes)
+    controls = controls.at(nodes)
     none = torch.zeros(batch, width - 1, dtype=torch.int64, device=device)
     _, made = launch.run(logits, 0, None, None, none, controls, None, None, Lane.DRAFT, 0, summary, None)
     rows, law = launch.rows_of(logits, 0, none, controls), launch.law_of(made, controls)
@@ -133,7 +132,7 @@ def traverse(
     batch, count, size = target.shape
     plan, device, tokens = plan_of(tree, target.device), target.device, tokens.contiguous()
     inner, (most, depth) = len(plan.inner), (plan.shape.child.shape[1], plan.shape.path.shape[1])
-    draft_controls = _at(draft_controls, plan.parents)
+    draft_controls = draft_controls.at(plan.parents)
     draft = draft if inner else target[:, :1]  # never drawn from
     laws = _laws(target, tokens[:, 1:], controls)
     drafted = _laws(draft, tokens[:, :0], draft_controls) if drafted is None else drafted
@@ -175,13 +174,6 @@ def _laws(logits: Tensor, tokens: Tensor, controls: Controls) -> Summary:
         tokens = torch.zeros(batch, rows, dtype=torch.int64, device=logits.device)
     _, made = launch.run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)
     return made
-
-
-def _at(controls: Controls, nodes: Tensor) -> Controls:
-    """The controls of rows that are those of some nodes."""
-    if controls.allowed is None:
-        return controls
-    return controls._replace(allowed=controls.allowed.index_select(1, nodes))
 
 
 def _scratch(batch: int, nodes: int, inner: int, parts: int, device: torch.device) -> Scratch:

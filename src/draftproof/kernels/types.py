@@ -115,6 +115,13 @@ class Controls(NamedTuple):
     made: Tensor | None = None  # [B, V] int32: counts in the output; needed with penalties
     allowed: Tensor | None = None  # [B, N, ceil(V / 32)] int32: bit v % 32 of word v // 32 allows token v
 
+    def at(self, nodes: Tensor | Sequence[int]) -> Controls:
+        """The controls of rows that are those of some nodes: masks are the only ones that differ from node to node."""
+        if self.allowed is None:
+            return self
+        index = torch.as_tensor(nodes, device=self.allowed.device).to(torch.int64)
+        return self._replace(allowed=self.allowed.index_select(1, index))
+
     @staticmethod
     def of(
         samplings: Sequence[Sampling],

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import LATE, next_may_begin, recall, score, uniform, wait, weigh
-from draftproof.kernels.scan import chunk_at, token_at
+from draftproof.kernels.scan import begin, chunk_at, token_at
 
 
 @triton.jit
@@ -243,15 +243,9 @@ def close(
     ours, theirs, w, each, m = row_of(rows, law, draft, draft_law, tree, walk, b, n, tl.load(tree.last + n), N)
     k = tl.load(tree.children + n)
     parts = tl.load(sums + b * E + c, mask=c < E, other=0.0).to(tl.float64)
-    total = tl.sum(parts, 0)
-    bare = total <= 0  # probability zero but for rounding: p stands in, as in law.residual
+    o, end, running, threshold, bare = begin(parts, u, rows.size, CHUNK)
     w, each, k = tl.where(bare, 1.0, w), tl.where(bare, 0.0, each), tl.where(bare, 0, k)
     row = ours, theirs, w, each, m
-    threshold = u * tl.where(bare, 1.0, total)
-    chunk, running = chunk_at(parts, threshold)
-    running = tl.where(bare, 0.0, running)
-    o = tl.where(bare, 0, chunk * CHUNK)
-    end = tl.where(bare, rows.size, o + CHUNK)
     token, final = o * 0 + LATE, o * 0
     while (o < end) & (token == LATE):
         ids = o + tl.arange(0, CHUNK)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from draftproof.draft import Draft, Tree
-from draftproof.engine.laws import Member, Row, beside, laws, noise, numbers
+from draftproof.engine.laws import Member, Row, beside, laws, noise, numbers, together
 from draftproof.engine.propose import propose
 from draftproof.errors import DraftproofError
 from draftproof.law import sample
@@ -64,7 +64,8 @@ class Walk:
         if made.failure is not None:
             raise DraftproofError(f"the drafter failed ({made.failure}): check the draft model")
         p = self.target_laws(made.tree, made.tokens)
-        self.draft = Draft(made.tree, beside(made.tokens, p), beside(made.wide(self.sessions[1:])[0], p), p)
+        p, (q,) = together(p, made.wide(self.sessions[1:])[:1])
+        self.draft = Draft(made.tree, beside(made.tokens, p), q, p)
         return self.draft
 
     def go_on(self) -> None:
@@ -75,7 +76,7 @@ class Walk:
         for session in self.sessions:
             session.commit(self.draft.tree, tokens, [0], [token])
         self.row = self.row._replace(output=(*self.row.output, token), step=self.row.step + 1)
-        self.ended = token in self.row.sampling.end_tokens
+        self.ended = token in (self.row.sampling.end_tokens or ())
 
     def target_laws(self, tree: Tree, tokens: np.ndarray) -> Any:
         """[1, N, V] from one call."""

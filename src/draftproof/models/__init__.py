@@ -44,8 +44,8 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     from draftproof.models.hf import HFModel
     from draftproof.models.lean import pack, rebuild
 
-    name = str(name)
-    precision = torch.float32 if dtype == "int8" else getattr(torch, str(dtype), None)
+    name, dtype = str(name), str(dtype).removeprefix("torch.")
+    precision = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
     if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
     network, tokenizer = read(name, precision)
@@ -104,8 +104,14 @@ def drafter(name: str, target: Model) -> Model | None:
 
         if name == "head" or head.is_head(Path(name).expanduser()):
             return head.find(name, target)
+    near = nearest(name, [one for one in DRAFTERS if one.isalpha()], cutoff=0.6)
+    if near and name.isalpha() and name not in NAMES:
+        raise DraftproofError(f"unknown draft {name!r}: did you mean {near!r}? Else give a model's folder or Hub id")
     network = getattr(target, "network", None)
-    model = load(name.removeprefix("text:"), device=None if network is None else str(network.device))
+    # any precision is exact; on a GPU the target's is fast
+    dtype = str(network.dtype).removeprefix("torch.") if network is not None and _on_gpu(target) else "float32"
+    place = None if network is None else str(network.device)
+    model = load(name.removeprefix("text:"), dtype=dtype, device=place)
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
 
 

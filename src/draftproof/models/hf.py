@@ -8,6 +8,7 @@ running its path alone.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -31,6 +32,8 @@ class HFModel:
         self.name = name or config._name_or_path or config.model_type
         self.vocabulary = int(config.vocab_size)
         self.context: int | None = getattr(config, "max_position_embeddings", None)
+        # position that a call may name: a drafter whose text outgrows it guesses worse, but a table has no more rows
+        self.last = (self.context or sys.maxsize) - 1
         self.end_tokens = _end_tokens(network, tokenizer)
         self.windows = attention_windows(network)
         self.layers = int(config.num_hidden_layers)
@@ -93,7 +96,7 @@ class HFSession:
             extra["output_hidden_states"] = True
         said = network(
             input_ids=torch.as_tensor(ids, device=device),
-            position_ids=torch.as_tensor(positions, device=device),
+            position_ids=torch.as_tensor(np.minimum(positions, self.model.last), device=device),
             attention_mask=bias if len(bias) > 1 else next(iter(bias.values())),
             past_key_values=self.cache,
             use_cache=True,

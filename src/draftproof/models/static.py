@@ -94,7 +94,7 @@ class StaticSession:
     ) -> torch.Tensor:
         said = run(
             input_ids=ids,
-            position_ids=positions.clamp_min(0),
+            position_ids=positions.clamp(0, self.model.last),  # guesses may reach beyond the context, and are dropped
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             past_key_values=self.cache,
             use_cache=True,

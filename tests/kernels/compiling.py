@@ -1,0 +1,95 @@
+"""Compiles the kernels for a GPU that is not there, as far as Triton's own language goes, for controls of every kind.
+
+Run by test_compile in a process of its own: Triton decides when it is imported whether it interprets.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton.compiler
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from draftproof import kernels
+from draftproof.draft import Tree
+from draftproof.kernels import Controls, Names, launch
+from draftproof.sampling import Sampling
+
+BATCH, NODES, SIZE = 3, 4, 1271
+CONTROLS = {
+    "greedy": Sampling(temperature=0),
+    "whole": Sampling(temperature=0.8),
+    "truncated": Sampling(top_k=50, top_p=0.9),
+    "masked": Sampling(min_p=0.1, banned=[3], logit_bias={1: 2.0}),
+}
+
+
+class Absent:
+    """As much of a driver as a compiler asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def translate(source: Any, target: GPUTarget, options: dict[str, Any]) -> None:
+    """The first part of a compilation, in which types and missing arguments show; the others take most of the time."""
+    backend = make_backend(target)
+    parsed = backend.parse_options(options)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+
+
+def pretend() -> None:
+    """Launches compile, and then do nothing."""
+    driver.set_active(Absent())
+    triton.compiler.compile = translate
+    run = JITFunction.run
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compiled
+    torch.Tensor.is_cuda = property(lambda tensor: True)
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    launch.on = lambda device: nullcontext()
+
+
+def logits(rows: int) -> torch.Tensor:
+    return torch.zeros(BATCH, rows, SIZE, dtype=torch.bfloat16)
+
+
+def compile_all(sampling: Sampling) -> None:
+    """A guess, a chain, a tree."""
+    controls = Controls.of([sampling] * BATCH, NODES, SIZE)
+    names = Names(*(torch.zeros(BATCH, dtype=torch.int64),) * 3)
+    chain, tree = torch.zeros(BATCH, NODES - 1, dtype=torch.int64), Tree.of(1, 2)
+    kernels.sample(logits(1)[:, 0], controls, names, node=1, index=2, tokens=chain[:, :1], backend="triton")
+    rule = torch.zeros(BATCH, dtype=torch.int32)
+    kernels.verify(logits(NODES), logits(NODES - 1), chain, controls, rule, names, backend="triton")
+    tokens = torch.zeros(BATCH, NODES, dtype=torch.int64)
+    kernels.guess(logits(1), [0], tree, tokens, controls, names, backend="triton")
+    kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, names, backend="triton")
+
+
+if __name__ == "__main__":
+    pretend()
+    for name, sampling in CONTROLS.items():
+        compile_all(sampling)
+        print(name, flush=True)
