@@ -251,6 +251,30 @@ def test_a_row_in_several_spans(control: Sampling) -> None:
     assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
 
 
+def test_a_row_cut_by_the_program_that_reads_it() -> None:
+    """As with a few hundred rows: the laws that a kernel of their own gives, those of broken rows too."""
+    launch = importlib.import_module("draftproof.kernels.launch")
+    target, draft = logits(6, 2, 700, torch.bfloat16, seed=9)
+    few = [Sampling(top_k=5), Sampling(temperature=0), Sampling(top_k=40, top_p=0.8, min_p=0.1)]
+    controls, rule, name = Controls.of(few * 2, 2, 700, DEVICE), _rules(*RULES * 2), names(6)
+    tokens, kept = propose(draft, controls, name)
+    plan = launch.Plan.of(6, 2, 700)
+    assert not plan.whole
+    spaces = [launch.Workspace.of(6, 2, 700, torch.device(DEVICE), plan._replace(whole=w)) for w in (False, True)]
+    out = kernels.verify(
+        target, draft, tokens, controls, rule, name, drafted=kept, backend="triton", workspace=spaces[1]
+    )
+    assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
+    target[2, 0, 7], target[3, 1, 5], target[4, 1] = math.nan, math.inf, -math.inf
+    apart, at_once = (
+        launch.run(target, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, space)[1]
+        for space in spaces
+    )
+    assert (~(apart.scale > 0)).sum() == 3
+    for one, other in zip(apart, at_once, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_few_tokens_narrow_block_verification_down() -> None:
     """The largest tokens of the parts of a row, each once; their bounds settle some sequences and leave others open."""
     launch = importlib.import_module("draftproof.kernels.launch")

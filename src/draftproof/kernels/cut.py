@@ -291,45 +291,64 @@ def cut(
     GROUP: tl.constexpr, BLOCK: tl.constexpr, SP: tl.constexpr, BP: tl.constexpr,
     FEW: tl.constexpr, SWEEP: tl.constexpr, SHIFT: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The law of a measured row."""
+    """The law of a row that was measured in spans."""
     next_may_begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     b = row // N
     n = (row % N).to(tl.int32)
     used = is_read(rows, b, n, False)
-    k = tl.minimum(tl.load(limits[0] + b), rows.size)
-    share = tl.load(limits[1] + b)
-    least = tl.load(limits[2] + b)
-    rate, greedy = slope(rows, b)
+    asked = asks(rows, limits, b)
+    rate, _ = slope(rows, b)
     wait(EARLY)
     tl.store(lists.count + row, -1)
     if used:
         c = tl.arange(0, SP)
         peaks = tl.load(stats.peak + row * S + c, mask=c < S, other=float("-inf"))
         peak = tl.max(peaks, 0)
-        shift = shift_of(peak, rate)
-        if stats.norm is None:  # every row has its top-k, which makes a normaliser of its own
-            broken = (tl.min((peaks < float("inf")).to(tl.int32), 0) == 0) | (peak == float("-inf"))
-            norm = tl.where(broken, float("nan"), 1.0).to(tl.float64)
+        norm = tl.full((), 1.0, tl.float64)
+        if stats.norm is None:
+            peak = tl.where(tl.max((peaks != peaks).to(tl.int32), 0) > 0, float("nan"), peak)
         else:
             norms = tl.load(stats.norm + row * S + c, mask=c < S, other=0.0)
-            norm = tl.sum((norms * tl.exp2(shift_of(peaks, rate) - shift)).to(tl.float64), 0)
-        cutoff = tl.full((), float("-inf"), tl.float32)
+            norm = tl.sum((norms * tl.exp2(shift_of(peaks, rate) - shift_of(peak, rate))).to(tl.float64), 0)
         first = tl.zeros((), tl.int32)
         if GREEDY:
             firsts = tl.load(stats.first + row * S + c, mask=c < S, other=LATE)
-            first = tl.where(greedy, tl.min(tl.where(peaks == peak, firsts, LATE), 0), 0)
-        sound = (norm > 0) & (norm < float("inf"))
-        if sound & (greedy == 0) & ((k > 0) | (share < 1) | (least > 0)):
-            cutoff, first, norm = truncate(
-                rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least,
-                GROUP, BLOCK, BP, FEW, SWEEP, SHIFT,
-            )  # fmt: skip
-        at = b * law.stride + n
-        tl.store(law.shift + at, shift)
-        tl.store(law.scale + at, tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32))
-        tl.store(law.cutoff + at, cutoff)
-        tl.store(law.first + at, first)
+            first = tl.min(tl.where(peaks == peak, firsts, LATE), 0)
+        cut_row(rows, law, stats, lists, row, b, n, asked, peak, norm, first, GROUP, BLOCK, BP, FEW, SWEEP, SHIFT)
+
+
+@triton.jit
+def asks(rows, limits, b):
+    """Top-k, top-p and min-p of a sequence; 0 is no top-k, 1 no top-p and 0 no min-p."""
+    return tl.minimum(tl.load(limits[0] + b), rows.size), tl.load(limits[1] + b), tl.load(limits[2] + b)
+
+
+@triton.jit
+def cut_row(
+    rows, law, stats, lists, row, b, n, asked, peak, norm, first,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, BP: tl.constexpr,
+    FEW: tl.constexpr, SWEEP: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Shift, scale, cutoff and first id of row n, by its largest score, that one's first id, and the normaliser."""
+    k, share, least = asked
+    rate, greedy = slope(rows, b)
+    shift = shift_of(peak, rate)
+    cutoff = tl.full((), float("-inf"), tl.float32)
+    first = tl.where(greedy, first, 0)
+    if stats.norm is None:  # every row has its top-k, which makes a normaliser of its own
+        norm = tl.where(tl.abs(peak) < float("inf"), 1.0, float("nan")).to(tl.float64)
+    sound = (norm > 0) & (norm < float("inf"))
+    if sound & (greedy == 0) & ((k > 0) | (share < 1) | (least > 0)):
+        cutoff, first, norm = truncate(
+            rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least,
+            GROUP, BLOCK, BP, FEW, SWEEP, SHIFT,
+        )  # fmt: skip
+    at = b * law.stride + n
+    tl.store(law.shift + at, shift)
+    tl.store(law.scale + at, tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32))
+    tl.store(law.cutoff + at, cutoff)
+    tl.store(law.first + at, first)
 
 
 @triton.jit

@@ -40,6 +40,7 @@ class Plan(NamedTuple):
     parts: int  # programs that share the excess of a row, ...
     ranks: int  # ... and so many the rows of a sequence, of which mostly one is wanted, sometimes all
     crests: int  # parts of a span that name their largest tokens, to narrow the rows down; 0: all of them are summed
+    whole: bool = False  # whether a row that is truncated to a few tokens is one span, cut by the program that reads it
 
     @staticmethod
     def of(batch: int, nodes: int, size: int) -> Plan:
@@ -50,7 +51,8 @@ class Plan(NamedTuple):
         parts = triton.cdiv(size, _power(2.3 * root, TILE, 32768))
         ranks = nodes if batch * nodes <= PROCESSORS else min(2, nodes)
         crests = 4 if size >= WIDE and batch * nodes * size >= MANY else 0
-        return Plan(span, min(span, 4096), group, parts, ranks, crests)
+        whole = 2 * PROCESSORS <= batch * nodes <= 6 * PROCESSORS
+        return Plan(span, min(span, 4096), group, parts, ranks, crests, whole)
 
 
 class Cutting(NamedTuple):
@@ -62,11 +64,11 @@ class Cutting(NamedTuple):
     few: int
 
     @staticmethod
-    def of(rows: int, many: bool) -> Cutting:
+    def of(rows: int, many: bool, whole: bool) -> Cutting:
         """Several warps are the fastest for a row, one warp the cheapest. `many`: hundreds of tokens may stay."""
         if many:
             return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 512)
-        return Cutting(4, 128, 2048, 128) if rows <= PROCESSORS else Cutting(1, 168, 1024, 128)
+        return Cutting(4, 128, 2048, 128) if whole or rows <= PROCESSORS else Cutting(1, 168, 1024, 128)
 
 
 def _power(number: float, least: int, most: int) -> int:
@@ -152,7 +154,7 @@ def run(
     if not lazy or draft is None:
         stats = stats._replace(crest=None)
     summed = controls.whole or controls.truncates > 1  # else every row that is drawn from has a list
-    short = controls.truncates and not summed
+    short = controls.truncates > 0 and not summed
     if short:  # a row's top-k makes a normaliser of its own
         stats = stats._replace(norm=None)
     if not summed or names is None:
@@ -164,23 +166,26 @@ def run(
         state = state._replace(seed=names.seed, request=names.request, step=names.step)
         out = _room(batch, nodes, logprobs, target.device)
     rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
-    spans, wide = triton.cdiv(size, plan.span), triton.next_power_of_2
+    wide, whole = triton.next_power_of_2, short and plan.whole
+    span = max(plan.tile, wide(size)) if whole else plan.span
+    spans, limits = triton.cdiv(size, span), (controls.top_k, controls.top_p, controls.min_p)
     width = group if controls.truncates else min(8, plan.tile)
     greedy, early = controls.greedy, begins_early(target.device)
     theirs = controls if draft_controls is None else draft_controls
     laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
     kept = state.sums.shape[1]
+    way = Cutting.of(batch * nodes, controls.truncates > 1, whole)
+    shift, best = 0 if edited else _SHIFT[target.dtype], wide(lists.limit // block)
     with on(target.device):
         measure[(batch * (nodes - lazy) * spans,)](
-            rows, stats, state.work, nodes, nodes - lazy, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
-            LANE=width, BLOCK=block, W=max(plan.crests, 1), GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4,
+            rows, law, stats, lists, limits if whole else None, state.work, nodes, nodes - lazy, spans, SPAN=span,
+            TILE=plan.tile, LANE=width, BLOCK=block, W=max(plan.crests, 1), BP=best, FEW=way.few, SWEEP=way.sweep,
+            SHIFT=shift, GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4, maxnreg=way.registers if whole else None,
         )  # fmt: skip
-        if controls.truncates:
-            way = Cutting.of(batch * nodes, controls.truncates > 1)
+        if controls.truncates and not whole:
             cut[(batch * nodes,)](
-                rows, law, stats, lists, (controls.top_k, controls.top_p, controls.min_p), nodes, spans,
-                GROUP=group, BLOCK=block, SP=wide(spans), BP=wide(lists.limit // block), FEW=way.few, SWEEP=way.sweep,
-                SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=greedy, EARLY=early,
+                rows, law, stats, lists, limits, nodes, spans, GROUP=group, BLOCK=block, SP=wide(spans), BP=best,
+                FEW=way.few, SWEEP=way.sweep, SHIFT=shift, GREEDY=greedy, EARLY=early,
                 num_warps=way.warps, maxnreg=way.registers, launch_pdl=early,
             )  # fmt: skip
         if out is not None and short:

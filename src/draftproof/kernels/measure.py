@@ -1,21 +1,26 @@
 # mypy: ignore-errors
-"""First kernel: every target row is read once, for the largest score and the normaliser of each of its spans."""
+"""First kernel: every target row is read once, for the largest score and the normaliser of each of its spans.
+
+With a few hundred rows a truncated row is one span, and the program that has read it cuts it too.
+"""
 
 import triton
 import triton.language as tl
 
+from draftproof.kernels.cut import asks, cut_row
 from draftproof.kernels.device import LATE, edit, is_read, lane_shift, next_may_begin, raw, score, shift_of, slope
 
 
-@triton.jit(do_not_specialize=["N", "M", "S", "G"])
+@triton.jit(do_not_specialize=["N", "M", "S"])
 def measure(
-    rows, stats, work, N, M, S, G,
+    rows, law, stats, lists, limits, work, N, M, S,
     SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr,
+    BP: tl.constexpr, FEW: tl.constexpr, SWEEP: tl.constexpr, SHIFT: tl.constexpr,
     GREEDY: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Span c of row n of M, tile by tile: each lane of LANE tokens keeps its own peak and sum; they meet at the end.
 
-    So the threads need not wait for one another while they read.
+    So the threads need not wait for one another while they read. With `limits` the span is a row, and is cut at once.
     """
     next_may_begin(EARLY)
     program = tl.program_id(0)
@@ -25,23 +30,38 @@ def measure(
     if work is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
         if program == 0:
             tl.store(work, 0)  # the queue of a later kernel is empty
+    if limits is not None:
+        tl.store(lists.count + program, -1)
     if used:
         c = program % S
         rate, _ = slope(rows, b)
         first = c * (SPAN // TILE)
         end = tl.minimum(first + SPAN // TILE, tl.cdiv(rows.size, TILE))
         peaks, norms, firsts, where = read(
-            rows, stats, b, n, N, first, end, G, rate, SPAN > TILE, TILE, LANE, BLOCK, GREEDY
+            rows, stats, b, n, N, first, end, lists.limit, rate, SPAN > TILE, TILE, LANE, BLOCK, GREEDY
         )
         peak = tl.max(peaks, 0)
-        at = (b * N + n) * S + c
+        norm = tl.full((), 1.0, tl.float32)
         if stats.norm is None:
-            tl.store(stats.peak + at, tl.where(tl.max((peaks != peaks).to(tl.int32), 0) > 0, float("nan"), peak))
+            peak = tl.where(tl.max((peaks != peaks).to(tl.int32), 0) > 0, float("nan"), peak)
+        else:
+            norm = tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0)
+        first = tl.zeros((), tl.int32)
+        if GREEDY:
+            first = tl.min(tl.where(peaks == peak, firsts, LATE), 0)
+        at = (b * N + n) * S + c
+        if limits is not None:
+            tl.debug_barrier()
+            cut_row(
+                rows, law, stats, lists, at, b, n, asks(rows, limits, b), peak, norm.to(tl.float64), first,
+                LANE, BLOCK, BP, FEW, SWEEP, SHIFT,
+            )  # fmt: skip
         else:
             tl.store(stats.peak + at, peak)
-            tl.store(stats.norm + at, tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0))
-        if GREEDY:
-            tl.store(stats.first + at, tl.min(tl.where(peaks == peak, firsts, LATE), 0))
+            if stats.norm is not None:
+                tl.store(stats.norm + at, norm)
+            if GREEDY:
+                tl.store(stats.first + at, first)
         if stats.crest is not None:
             high = tl.reshape(peaks, (W, TILE // LANE // W))
             where = tl.reshape(where * (TILE // LANE) + tl.arange(0, TILE // LANE), (W, TILE // LANE // W))
