@@ -37,32 +37,30 @@ def upper(low, high):
 
 
 @triton.jit
-def kth(groups, k, lowest, top, limit, GP: tl.constexpr):
-    """A key that at least k groups reach and few more do; `lowest` if there are fewer groups, and never below it."""
-    there = tl.arange(0, GP) < limit
-    floor = tl.maximum(tl.min(tl.where(there, groups, top), 0), lowest)
-    floor = tl.where(k <= limit, floor, lowest)
-    high = tl.where(k <= limit, top, lowest)
+def kth(keys, k, floor, top, SPARE: tl.constexpr):
+    """A key that at least k keys reach, and that at most SPARE more do where there is such; `floor` is one."""
+    high = top
     while floor < high:
         mid = upper(floor, high)
-        number = tl.sum((there & (groups >= mid)).to(tl.int32), 0)
-        floor = tl.where(number >= k, mid, floor)
-        high = tl.where(number >= k, tl.where(number <= k + 8, floor, high), mid - 1)
+        reach = tl.sum((keys >= mid).to(tl.int32), 0)
+        floor = tl.where(reach >= k, mid, floor)
+        high = tl.where(reach >= k, tl.where(reach <= k + SPARE, floor, high), mid - 1)
     return floor
 
 
 @triton.jit
-def surely(groups, weights, shares, need, shift, rate, lowest, top, GROUP: tl.constexpr, SHIFT: tl.constexpr):
+def surely(best, weights, shares, need, shift, rate, lowest, top, GROUP: tl.constexpr, SHIFT: tl.constexpr):
     """The highest key above which the groups surely hold the mass `need`, but at least `lowest`.
 
     Of a group that reaches the key at least its largest token counts, and all but GROUP - 1 tokens below the key.
     """
+    keys = key(best, SHIFT)
     floor = lowest
     high = top
     while floor < high:
         mid = upper(floor, high)
         below = (GROUP - 1) * tl.exp2(tl.fma(unkey(mid, SHIFT), rate, -shift))
-        held = tl.sum(tl.where(groups >= mid, tl.maximum(weights, shares - below), 0.0), 0)
+        held = tl.sum(tl.where(keys >= mid, tl.maximum(weights, shares - below), 0.0), 0)
         enough = held * 0.99999 >= need
         floor = tl.where(enough, mid, floor)
         high = tl.where(enough, high, mid - 1)
@@ -70,169 +68,173 @@ def surely(groups, weights, shares, need, shift, rate, lowest, top, GROUP: tl.co
 
 
 @triton.jit
-def candidates(
-    rows, lists, row, b, n, shift, rate, listed, count, tile,
-    SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
+def gather(
+    rows, stats, lists, best, row, b, n, number, floor,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, SWEEP: tl.constexpr,
 ):  # fmt: skip
-    """Ids, keys and weights of one tile of candidates: by the list of tokens if there is one, else by live groups."""
-    i = tile * TILE + tl.arange(0, TILE)
+    """List what reaches the floor: blocks, the groups in them, the tokens in these; if there was room, and how many."""
+    groups, ids = lists.groups + row * lists.limit, lists.ids + row * lists.room
+    blocks = groups if BLOCK == 1 else ids  # a place for a while
+    i = tl.arange(0, best.shape[0])
+    live = (best >= floor) & (i < number)
+    order = tl.cumsum(live.to(tl.int32), 0)
+    tl.store(blocks + order - 1, i * (GROUP if BLOCK == 1 else BLOCK), mask=live)
+    count = tl.sum(live.to(tl.int32), 0)
+    tl.debug_barrier()
+    if BLOCK > 1:
+        best = stats.group + row * lists.limit
+        count = within(rows, blocks, count, best, b, n, floor, groups, None, lists.limit, lists.limit, BLOCK, GROUP, 64)
+        tl.debug_barrier()
+    scores = lists.scores + row * lists.room
+    found = within(
+        rows, groups, count, None, b, n, floor, ids, scores, lists.room, rows.size, GROUP, 1, SWEEP // GROUP
+    )  # fmt: skip
+    tl.debug_barrier()
+    listed = found <= lists.room
+    tl.store(lists.count + row, tl.where(listed, found, -1))
+    return listed, tl.where(listed, found, count * GROUP)
+
+
+@triton.jit
+def within(
+    rows, starts, count, best, b, n, floor, out, scores, room, end,
+    WIDTH: tl.constexpr, UNIT: tl.constexpr, SWEEP: tl.constexpr,
+):  # fmt: skip
+    """List the parts that reach the floor of `count` wholes of WIDTH parts each, by where these start: how many.
+
+    The parts are tokens, or groups of UNIT tokens with their best scores; a part is listed by its first token. Threads
+    lie along a whole and hold the same place of several, as suits the stores: other layouts are turned around for them.
+    """
+    found = count * 0
+    for o in range(0, count, SWEEP):
+        i = o + tl.arange(0, SWEEP)
+        start = tl.load(starts + i, mask=i < count, other=end)
+        part = start[None, :] + tl.arange(0, WIDTH)[:, None]
+        if best is None:
+            s = score(rows, b, n, part, part < end)
+        else:
+            s = tl.load(best + part, mask=part < end, other=float("-inf")).to(tl.float32)
+        reach = ((s >= floor) & (s > float("-inf"))).to(tl.int32)
+        each = tl.sum(reach, 0)
+        at = (found + tl.cumsum(each, 0) - each)[None, :] + tl.cumsum(reach, 0) - 1
+        there = (reach > 0) & (at < room)
+        tl.store(out + at, part * UNIT, mask=there)
+        if scores is not None:
+            tl.store(scores + at, s, mask=there)
+        found += tl.sum(each, 0)
+    return found
+
+
+@triton.jit
+def cut_few(
+    lists, row, count, floor, peak, shift, norm, rate, k, share, least, FEW: tl.constexpr, SHIFT: tl.constexpr
+):  # fmt: skip
+    """Cutoff, first id and normaliser of a row with few candidates; those that stay are listed anew.
+
+    Masses are whole numbers, in two halves: a warp adds whole numbers up in one step.
+    """
+    i = tl.arange(0, FEW)
+    ids = tl.load(lists.ids + row * lists.room + i, mask=i < count, other=LATE)
+    s = tl.load(lists.scores + row * lists.room + i, mask=i < count, other=float("-inf"))
+    keys = key(s, SHIFT)
+    top = key(peak, SHIFT)
+    cutoff, spare = floor, floor * 0
+    if (k > 0) & (k <= count):
+        cutoff = kth(keys, k, floor, top, 0)
+    mass = tl.where(keys >= cutoff, tl.exp2(tl.fma(s, rate, -shift)) * 1099511627776.0, 0.0).to(tl.int64)
+    coarse, fine = (mass >> 20).to(tl.int32), (mass & 0xFFFFF).to(tl.int32)
+    norm = tl.where(k > 0, weight_of(coarse, fine, i >= 0), norm)
+    if share < 1:
+        high = top
+        while cutoff < high:  # the lowest level with less than the share above it
+            mid = upper(cutoff, high) - 1
+            enough = weight_of(coarse, fine, keys > mid) >= share * norm
+            cutoff = tl.where(enough, mid + 1, cutoff)
+            high = tl.where(enough, high, mid)
+        over = weight_of(coarse, fine, keys > cutoff)
+        tied = tl.sum((keys == cutoff).to(tl.int32), 0)
+        spare, norm = share_ties(unkey(cutoff, SHIFT), over, tied, shift, norm, rate, share)
+    if least > 0:
+        heavy = tl.exp2((s - peak) * rate) >= least
+        level = tl.min(tl.where(heavy, keys, top), 0)
+        if (level > cutoff) | ((share == 1) & (k == 0)):
+            cutoff = level
+            spare = spare * 0
+            norm = weight_of(coarse, fine, heavy)
+    equal = (keys == cutoff) & (i < count)
+    last = equal & (tl.cumsum(equal.to(tl.int32), 0) > spare)
+    first = tl.where(spare > 0, tl.min(tl.where(last, ids, LATE), 0), 0)
+    stays = ((keys > cutoff) | last).to(tl.int32)
+    tl.store(lists.ids + row * lists.room + tl.cumsum(stays, 0) - 1, ids, mask=stays > 0)
+    tl.store(lists.count + row, tl.sum(stays, 0))
+    return unkey(cutoff, SHIFT), first, norm
+
+
+@triton.jit
+def weight_of(coarse, fine, which):
+    """The mass of some candidates."""
+    high = tl.sum(tl.where(which, coarse, 0), 0).to(tl.float64)
+    return (high * 1048576.0 + tl.sum(tl.where(which, fine, 0), 0)) * 9.094947017729282e-13
+
+
+@triton.jit
+def share_ties(cutoff, over, tied, shift, norm, rate, share):
+    """How many of the scores at the cutoff of top-p are cut, as many as fit into the mass to cut; the new normaliser.
+
+    `over` is the mass above the cutoff.
+    """
+    each = tl.exp2(tl.fma(cutoff, rate, -shift)).to(tl.float64)
+    rest = tl.floor(((1.0 - share) * norm - (norm - over - tied * each)) / tl.maximum(each, 1e-300))
+    spare = tl.minimum(tl.maximum(rest, 0.0), tl.maximum(tied - 1, 0).to(tl.float64)).to(tl.int32)
+    return spare, over + (tied - spare) * each
+
+
+@triton.jit
+def candidates(
+    rows, lists, row, b, n, listed, count, start,
+    TILE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Ids and scores of TILE candidates: by the list of tokens if there is one, else by live groups."""
+    i = start + tl.arange(0, TILE)
     there = i < count
     if listed:
         ids = tl.load(lists.ids + row * lists.room + i, mask=there, other=0)
         s = tl.load(lists.scores + row * lists.room + i, mask=there, other=float("-inf"))
     else:
-        ids = tl.load(lists.groups + row * lists.limit + i // GROUP, mask=there, other=0) * GROUP + i % GROUP
+        ids = tl.load(lists.groups + row * lists.limit + i // GROUP, mask=there, other=0) + i % GROUP
         s = score(rows, b, n, ids, there & (ids < rows.size))
-    return ids, key(s, SHIFT), tl.exp2(tl.fma(s, rate, -shift))
-
-
-@triton.jit
-def gather(
-    rows, lists, groups, row, b, n, floor,
-    SHIFT: tl.constexpr, SWEEP: tl.constexpr, GROUP: tl.constexpr, GP: tl.constexpr,
-):  # fmt: skip
-    """List the groups that reach the floor, then the tokens in them that do; whether there was room, and how many."""
-    g = tl.arange(0, GP)
-    live = (g < lists.limit) & (groups >= floor)
-    order = tl.cumsum(live.to(tl.int32), 0)
-    tl.store(lists.groups + row * lists.limit + order - 1, g, mask=live)
-    count = tl.max(order, 0) * GROUP
-    tl.debug_barrier()
-    found = count * 0
-    for tile in range(tl.cdiv(count, SWEEP)):
-        i = tile * SWEEP + tl.arange(0, SWEEP)
-        ids = tl.load(lists.groups + row * lists.limit + i // GROUP, mask=i < count, other=0) * GROUP + i % GROUP
-        s = score(rows, b, n, ids, (i < count) & (ids < rows.size))
-        reach = (key(s, SHIFT) >= floor) & (s > float("-inf"))
-        place = tl.cumsum(reach.to(tl.int32), 0)
-        at = lists.room * row + found + place - 1
-        room = reach & (found + place <= lists.room)
-        tl.store(lists.ids + at, ids, mask=room)
-        tl.store(lists.scores + at, s, mask=room)
-        found += tl.max(place, 0)
-    tl.debug_barrier()
-    listed = found <= lists.room
-    tl.store(lists.count + row, tl.where(listed, found, -1))
-    return listed, tl.where(listed, found, count)
+    return ids, s
 
 
 @triton.jit
 def above(
-    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, levels,
+    rows, lists, row, b, n, shift, rate, listed, count, levels,
     SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Candidates above each of a few levels: their number and mass. The first tile is at hand, mostly the only one."""
-    higher = keys[:, None] > levels[None, :]
-    number = tl.sum(higher.to(tl.int32), 0)
-    mass = tl.sum(tl.where(higher, weights[:, None], 0.0).to(tl.float64), 0)
-    for tile in range(1, tl.cdiv(count, TILE)):
-        _, k, w = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
-        higher = k[:, None] > levels[None, :]
+    """Candidates above each of a few levels: their number and mass."""
+    number = levels * 0
+    mass = number.to(tl.float64)
+    for start in range(0, count, TILE):
+        _, s = candidates(rows, lists, row, b, n, listed, count, start, TILE, GROUP)
+        higher = key(s, SHIFT)[:, None] > levels[None, :]
+        weights = tl.exp2(tl.fma(s, rate, -shift))
         number += tl.sum(higher.to(tl.int32), 0)
-        mass += tl.sum(tl.where(higher, w[:, None], 0.0).to(tl.float64), 0)
+        mass += tl.sum(tl.where(higher, weights[:, None], 0.0).to(tl.float64), 0)
     return number, mass
 
 
 @triton.jit
-def nth(
-    rows, lists, row, b, n, shift, rate, listed, count, level, spare,
+def cut_many(
+    rows, lists, row, b, n, floor, listed, count, peak, shift, norm, rate, k, share, least,
     SHIFT: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Of the candidates at `level`, whose ids ascend, the id of the one that follows the first `spare`."""
-    found = spare * 0 + LATE
-    seen = spare * 0
-    for tile in range(tl.cdiv(count, TILE)):
-        ids, k, _ = candidates(rows, lists, row, b, n, shift, rate, listed, count, tile, SHIFT, TILE, GROUP)
-        order = seen + tl.cumsum((k == level).to(tl.int32), 0)
-        found = tl.minimum(found, tl.min(tl.where((k == level) & (order > spare), ids, LATE), 0))
-        seen = tl.max(order, 0)
-    return found
+    """Cutoff, first id and normaliser of a row with any number of candidates.
 
-
-@triton.jit(do_not_specialize=["N", "S"])
-def cut(
-    rows, law, stats, lists, limits, N, S,
-    GROUP: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, FEW: tl.constexpr, SWEEP: tl.constexpr,
-    SHIFT: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """The law of a measured row."""
-    next_may_begin(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    b = row // N
-    n = (row % N).to(tl.int32)
-    used = is_read(rows, b, n, False)
-    k = tl.load(limits[0] + b)
-    k = tl.where(k >= rows.size, 0, k)
-    share = tl.load(limits[1] + b)
-    least = tl.load(limits[2] + b)
-    wait(EARLY)
-    tl.store(lists.count + row, -1)
-    if used:
-        cut_row(rows, law, stats, lists, row, b, n, k, share, least, S, GROUP, SP, GP, FEW, SWEEP, SHIFT, GREEDY)
-
-
-@triton.jit
-def cut_row(
-    rows, law, stats, lists, row, b, n, k, share, least, S,
-    GROUP: tl.constexpr, SP: tl.constexpr, GP: tl.constexpr, FEW: tl.constexpr, SWEEP: tl.constexpr,
-    SHIFT: tl.constexpr, GREEDY: tl.constexpr,
-):  # fmt: skip
-    """Shift, scale, cutoff and first id of row n."""
-    c = tl.arange(0, SP)
-    peaks = tl.load(stats.peak + row * S + c, mask=c < S, other=float("-inf"))
-    norms = tl.load(stats.norm + row * S + c, mask=c < S, other=0.0)
-    peak = tl.max(peaks, 0)
-    rate, greedy = slope(rows, b)
-    shift = shift_of(peak, rate)
-    norm = tl.sum((norms * tl.exp2(shift_of(peaks, rate) - shift)).to(tl.float64), 0)
-    cutoff = tl.full((), float("-inf"), tl.float32)
-    first = tl.zeros((), tl.int32)
-    if GREEDY:
-        firsts = tl.load(stats.first + row * S + c, mask=c < S, other=LATE)
-        first = tl.where(greedy, tl.min(tl.where(peaks == peak, firsts, LATE), 0), 0)
-    sound = (norm > 0) & (norm < float("inf"))
-    if sound & (greedy == 0) & ((k > 0) | (share < 1) | (least > 0)):
-        cutoff, first, norm = bisect(
-            rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least, GROUP, GP, FEW, SWEEP, SHIFT
-        )
-    at = b * law.stride + n
-    tl.store(law.shift + at, shift)
-    tl.store(law.scale + at, tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32))
-    tl.store(law.cutoff + at, cutoff)
-    tl.store(law.first + at, first)
-
-
-@triton.jit
-def bisect(
-    rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least,
-    GROUP: tl.constexpr, GP: tl.constexpr, TILE: tl.constexpr, SWEEP: tl.constexpr,
-    SHIFT: tl.constexpr,
-):  # fmt: skip
-    """Cutoff, first id and normaliser of one row under top-k, then top-p, then min-p."""
-    g = tl.arange(0, GP)
-    there = g < lists.limit
-    best = tl.load(stats.group + row * lists.limit + g, mask=there, other=float("-inf"))
-    groups = key(best, SHIFT)
+    Three searches of one form, for the lowest value that fits: the k-th largest score; the score with less than
+    `share` of the mass above it; the score that min-p lets stay. Every look narrows the range to an eighth.
+    """
+    cutoff, spare = floor, floor * 0
     top = key(peak, SHIFT)
-    lowest = key(tl.full((), float("-inf"), tl.float32), SHIFT)
-    if k > 0:
-        floor = kth(groups, k, lowest, top, lists.limit, GP)
-    else:  # the whole row's mass is known, and tokens that are too light to stay need not be read
-        whole = tl.exp2(tl.fma(peak, rate, -shift))  # the largest weight
-        bound = tl.maximum(tl.where(share < 1, (1.0 - share) * norm / whole / rows.size, 0.0), least).to(tl.float32)
-        drop = tl.where(bound > 0, tl.log2(tl.maximum(bound, 1e-37)) - 0.01, float("-inf"))
-        floor = key(peak + drop / rate, SHIFT)
-        if stats.share is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
-            if share < 1:
-                shares = tl.load(stats.share + row * lists.limit + g, mask=there, other=0.0)
-                shares *= tl.exp2(lane_shift(best, rate) - shift)
-                weights = tl.exp2(tl.fma(best, rate, -shift))
-                floor = surely(groups, weights, shares, share * norm, shift, rate, floor, top, GROUP, SHIFT)
-    listed, count = gather(rows, lists, groups, row, b, n, floor, SHIFT, SWEEP, GROUP, GP)
-    ids, keys, weights = candidates(rows, lists, row, b, n, shift, rate, listed, count, 0, SHIFT, TILE, GROUP)
-    cutoff, first, spare = floor, floor * 0, floor * 0
-    # Three searches of one form, for the lowest value that fits: the k-th largest score; the score with less than
-    # `share` of the mass above it; the score that min-p lets stay. Every look narrows the range to an eighth.
     part = tl.arange(0, WAYS)
     for search in range(3):
         if ((search == 0) & (k > 0)) | ((search == 1) & (share < 1)) | ((search == 2) & (least > 0)):
@@ -240,32 +242,131 @@ def bisect(
             high = top.to(tl.int64)
             while low < high:
                 step = (high - low + WAYS - 1) // WAYS
-                levels = tl.minimum(low + (part + 1) * step - 1, high)
+                levels = tl.minimum(low + (part + 1) * step - 1, high).to(tl.int32)
                 number, mass = above(
-                    rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, levels.to(tl.int32),
-                    SHIFT, TILE, GROUP,
+                    rows, lists, row, b, n, shift, rate, listed, count, levels, SHIFT, TILE, GROUP
                 )  # fmt: skip
-                light = tl.exp2((unkey(levels.to(tl.int32), SHIFT) - peak) * rate) < least
+                light = tl.exp2((unkey(levels, SHIFT) - peak) * rate) < least
                 short = ((search == 0) & (number >= k)) | ((search == 1) & (mass >= share * norm))
                 short = short | ((search == 2) & light)
                 low = tl.minimum(low + tl.sum(short.to(tl.int32), 0) * step, high)
                 high = tl.minimum(low + step - 1, high)
             level = low.to(tl.int32)
             number, mass = above(
-                rows, lists, row, b, n, shift, rate, listed, count, ids, keys, weights, level - (part == 1),
-                SHIFT, TILE, GROUP,
+                rows, lists, row, b, n, shift, rate, listed, count, level - (part == 1), SHIFT, TILE, GROUP
             )  # fmt: skip
             over = tl.sum(tl.where(part == 0, mass, 0.0), 0)
-            tied = tl.sum(tl.where(part == 1, number, tl.where(part == 0, -number, 0)), 0)
-            each = tl.exp2(tl.fma(unkey(level, SHIFT), rate, -shift)).to(tl.float64)
-            if search == 1:  # of equal scores as many are cut as fit into the mass to cut
-                rest = tl.floor(((1.0 - share) * norm - (norm - over - tied * each)) / tl.maximum(each, 1e-300))
-                rest = tl.minimum(tl.maximum(rest, 0.0), tl.maximum(tied - 1, 0).to(tl.float64))
-                spare = rest.to(tl.int32)
-            changed = (search < 2) | (level > cutoff) | ((share == 1) & (k == 0))
-            spare = tl.where((search == 2) & (level > cutoff), 0, spare)
-            norm = tl.where(changed, over + (tied - spare) * each, norm)
-            cutoff = tl.where(changed, level, cutoff)
+            if search == 1:
+                tied = tl.sum(tl.where(part == 1, number, tl.where(part == 0, -number, 0)), 0)
+                spare, norm = share_ties(unkey(level, SHIFT), over, tied, shift, norm, rate, share)
+            elif (search == 0) | (level > cutoff) | ((share == 1) & (k == 0)):
+                spare = spare * 0
+                norm = tl.sum(tl.where(part == 1, mass, 0.0), 0)
+            cutoff = tl.maximum(level, cutoff)
+    first = spare * 0
     if spare > 0:
-        first = nth(rows, lists, row, b, n, shift, rate, listed, count, cutoff, spare, SHIFT, TILE, GROUP)
+        first = nth(rows, lists, row, b, n, listed, count, unkey(cutoff, SHIFT), spare, TILE, GROUP)
     return unkey(cutoff, SHIFT), first, norm
+
+
+@triton.jit
+def nth(
+    rows, lists, row, b, n, listed, count, cutoff, spare,
+    TILE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Of the candidates at the cutoff, whose ids ascend, the id of the one that follows the first `spare`."""
+    found = spare * 0 + LATE
+    seen = spare * 0
+    for start in range(0, count, TILE):
+        ids, s = candidates(rows, lists, row, b, n, listed, count, start, TILE, GROUP)
+        order = seen + tl.cumsum((s == cutoff).to(tl.int32), 0)
+        found = tl.minimum(found, tl.min(tl.where((s == cutoff) & (order > spare), ids, LATE), 0))
+        seen = tl.max(order, 0)
+    return found
+
+
+@triton.jit(do_not_specialize=["N", "S"])
+def cut(
+    rows, law, stats, lists, limits, N, S,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, SP: tl.constexpr, BP: tl.constexpr,
+    FEW: tl.constexpr, SWEEP: tl.constexpr, SHIFT: tl.constexpr, GREEDY: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The law of a measured row."""
+    next_may_begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    b = row // N
+    n = (row % N).to(tl.int32)
+    used = is_read(rows, b, n, False)
+    k = tl.minimum(tl.load(limits[0] + b), rows.size)
+    share = tl.load(limits[1] + b)
+    least = tl.load(limits[2] + b)
+    rate, greedy = slope(rows, b)
+    wait(EARLY)
+    tl.store(lists.count + row, -1)
+    if used:
+        c = tl.arange(0, SP)
+        peaks = tl.load(stats.peak + row * S + c, mask=c < S, other=float("-inf"))
+        peak = tl.max(peaks, 0)
+        shift = shift_of(peak, rate)
+        if stats.norm is None:  # every row has its top-k, which makes a normaliser of its own
+            broken = (tl.min((peaks < float("inf")).to(tl.int32), 0) == 0) | (peak == float("-inf"))
+            norm = tl.where(broken, float("nan"), 1.0).to(tl.float64)
+        else:
+            norms = tl.load(stats.norm + row * S + c, mask=c < S, other=0.0)
+            norm = tl.sum((norms * tl.exp2(shift_of(peaks, rate) - shift)).to(tl.float64), 0)
+        cutoff = tl.full((), float("-inf"), tl.float32)
+        first = tl.zeros((), tl.int32)
+        if GREEDY:
+            firsts = tl.load(stats.first + row * S + c, mask=c < S, other=LATE)
+            first = tl.where(greedy, tl.min(tl.where(peaks == peak, firsts, LATE), 0), 0)
+        sound = (norm > 0) & (norm < float("inf"))
+        if sound & (greedy == 0) & ((k > 0) | (share < 1) | (least > 0)):
+            cutoff, first, norm = truncate(
+                rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least,
+                GROUP, BLOCK, BP, FEW, SWEEP, SHIFT,
+            )  # fmt: skip
+        at = b * law.stride + n
+        tl.store(law.shift + at, shift)
+        tl.store(law.scale + at, tl.where(norm > 0, 1.0 / norm, norm - 1.0).to(tl.float32))
+        tl.store(law.cutoff + at, cutoff)
+        tl.store(law.first + at, first)
+
+
+@triton.jit
+def truncate(
+    rows, stats, lists, row, b, n, peak, shift, norm, rate, k, share, least,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, BP: tl.constexpr,
+    FEW: tl.constexpr, SWEEP: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Cutoff, first id and normaliser of one row under top-k, then top-p, then min-p."""
+    i = tl.arange(0, BP)
+    number = lists.limit // BLOCK
+    best = tl.load(stats.block + row * number + i, mask=i < number, other=float("-inf")).to(tl.float32)
+    top = key(peak, SHIFT)
+    lowest = key(tl.full((), float("-inf"), tl.float32), SHIFT)
+    if k > 0:
+        floor = lowest
+        if k <= number:
+            keys = key(best, SHIFT)
+            floor = kth(keys, k, tl.min(tl.where(i < number, keys, top), 0), top, 8)
+    else:  # the whole row's mass is known, and tokens that are too light to stay need not be read
+        whole = tl.exp2(tl.fma(peak, rate, -shift))  # the largest weight
+        bound = tl.maximum(tl.where(share < 1, (1.0 - share) * norm / whole / rows.size, 0.0), least).to(tl.float32)
+        drop = tl.where(bound > 0, tl.log2(tl.maximum(bound, 1e-37)) - 0.01, float("-inf"))
+        floor = key(peak + drop / rate, SHIFT)
+        if stats.share is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+            if share < 1:
+                shares = tl.load(stats.share + row * number + i, mask=i < number, other=0.0)
+                shares *= tl.exp2(lane_shift(best, rate) - shift)
+                weights = tl.exp2(tl.fma(best, rate, -shift))
+                floor = surely(best, weights, shares, share * norm, shift, rate, floor, top, GROUP, SHIFT)
+    listed, count = gather(rows, stats, lists, best, row, b, n, number, unkey(floor, SHIFT), GROUP, BLOCK, SWEEP)
+    if listed & (count <= FEW):
+        cutoff, first, norm = cut_few(
+            lists, row, count, floor, peak, shift, norm, rate, k, share, least, FEW, SHIFT
+        )  # fmt: skip
+    else:
+        cutoff, first, norm = cut_many(
+            rows, lists, row, b, n, floor, listed, count, peak, shift, norm, rate, k, share, least, SHIFT, FEW, GROUP
+        )
+    return cutoff, first, norm

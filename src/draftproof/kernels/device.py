@@ -45,9 +45,12 @@ class Stats(NamedTuple):
     """What the first pass leaves of each span of each row."""
 
     peak: Any  # [B * N, S] largest score
-    norm: Any  # [B * N, S] sum of 2 ** (slope * score - shift), where shift is slope * peak, rounded
+    # [B * N, S] sum of 2 ** (slope * score - shift), where shift is slope * peak, rounded; None where every row is
+    # greedy or has top-k, and then the peak is NaN where a score is
+    norm: Any
     first: Any  # [B * N, S] smallest id of the largest score
     group: Any  # [B * N, G] largest score of each group of tokens; None where nothing is truncated
+    block: Any  # [B * N, G / BLOCK] largest score of each BLOCK groups
     share: Any  # [B * N, G] like norm, of each group and its own peak; None unless many tokens may stay
     crest: Any  # [B * N, S * W] for W parts of each span, which LANE tokens hold the largest; None where not wanted
 
@@ -55,7 +58,7 @@ class Stats(NamedTuple):
 class Lists(NamedTuple):
     """Tokens of a truncated row that are read again."""
 
-    groups: Any  # [B * N, limit] groups that hold them
+    groups: Any  # [B * N, limit] the first tokens of the groups that hold them
     limit: Any  # groups in a row
     ids: Any  # [B * N, room] the tokens in order
     scores: Any  # [B * N, room]

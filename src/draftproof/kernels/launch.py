@@ -26,6 +26,8 @@ TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
 WIDE, MANY = 65536, 4 * 10**7  # tokens of a row and of all: from here on a look at the largest pays
 PROCESSORS = 132  # of an H200; others differ by less than would matter
+FINE = 32  # tokens of a group where few tokens stay, ...
+BLOCKS = 256  # ... and at least so many blocks of such groups has a row, or no blocks
 ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
 
@@ -62,12 +64,10 @@ class Cutting(NamedTuple):
 
     @staticmethod
     def of(rows: int, many: bool) -> Cutting:
-        """Many warps are the fastest for a row, one warp the cheapest. `many`: hundreds of tokens may stay."""
+        """Several warps are the fastest for a row, one warp the cheapest. `many`: hundreds of tokens may stay."""
         if many:
             return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 512)
-        if rows <= 8 * PROCESSORS:
-            return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 128)
-        return Cutting(1, 168, 512, 64)
+        return Cutting(4, 128, 2048, 128) if rows <= PROCESSORS else Cutting(1, 168, 1024, 128)
 
 
 def _power(number: float, least: int, most: int) -> int:
@@ -89,7 +89,7 @@ class Workspace(NamedTuple):
         """Scratch for logits [batch, nodes, size]."""
         plan = Plan.of(batch, nodes, size) if plan is None else plan
         rows, spans = batch * nodes, triton.cdiv(size, plan.span)
-        limit = triton.cdiv(size, plan.tile) * plan.tile // plan.group
+        limit = triton.cdiv(size, plan.tile) * plan.tile // min(plan.group, FINE)
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -97,7 +97,7 @@ class Workspace(NamedTuple):
         word, parts = torch.int32, (rows, spans)
         stats = Stats(
             room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit),
-            room(rows, spans * plan.crests, dtype=word) if plan.crests else None,
+            room(rows, limit), room(rows, spans * plan.crests, dtype=word) if plan.crests else None,
         )  # fmt: skip
         state = State(
             None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows),
@@ -136,8 +136,17 @@ def run(
     tokens = tokens.contiguous()  # the kernel takes the row length for the stride; a drafter passes a slice
     # A law that keeps every token can be drawn from in the pass that makes it, so the last row is read then, if at all
     lazy = not (rule is None or controls.truncates or controls.greedy)
+    group, block = plan.group, 1
+    edited = controls.bias is not None or controls.penalties is not None
+    if not edited:
+        stats = stats._replace(group=stats.group.view(target.dtype), block=stats.block.view(target.dtype))
     if controls.truncates < 2:
-        stats = stats._replace(share=None)
+        stats, group = stats._replace(share=None), min(group, FINE)
+    lists = lists._replace(limit=triton.cdiv(size, plan.tile) * plan.tile // group)
+    if controls.truncates < 2 and lists.limit >= 4 * BLOCKS:
+        block = 8 if lists.limit >= 8 * BLOCKS else 4
+    else:
+        stats = stats._replace(block=stats.group)
     if not controls.truncates:
         stats, lists = stats._replace(group=None), lists._replace(count=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
@@ -145,6 +154,8 @@ def run(
         stats = stats._replace(crest=None)
     summed = controls.whole or controls.truncates > 1  # else every row that is drawn from has a list
     short = controls.truncates and not summed
+    if short:  # a row's top-k makes a normaliser of its own
+        stats = stats._replace(norm=None)
     if not summed or names is None:
         state = state._replace(work=None)
     out = None
@@ -155,7 +166,7 @@ def run(
         out = _room(batch, nodes, logprobs, target.device)
     rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
     spans, wide = triton.cdiv(size, plan.span), triton.next_power_of_2
-    width = plan.group if controls.truncates else min(8, plan.tile)
+    width = group if controls.truncates else min(8, plan.tile)
     greedy, early = controls.greedy, begins_early(target.device)
     theirs = controls if draft_controls is None else draft_controls
     laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
@@ -163,14 +174,13 @@ def run(
     with on(target.device):
         measure[(batch * (nodes - lazy) * spans,)](
             rows, stats, state.work, nodes, nodes - lazy, spans, lists.limit, SPAN=plan.span, TILE=plan.tile,
-            LANE=width, W=max(plan.crests, 1), GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4,
+            LANE=width, BLOCK=block, W=max(plan.crests, 1), GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4,
         )  # fmt: skip
         if controls.truncates:
-            edited = controls.bias is not None or controls.penalties is not None
             way = Cutting.of(batch * nodes, controls.truncates > 1)
             cut[(batch * nodes,)](
                 rows, law, stats, lists, (controls.top_k, controls.top_p, controls.min_p), nodes, spans,
-                GROUP=plan.group, SP=wide(spans), GP=wide(lists.limit), FEW=way.few, SWEEP=way.sweep,
+                GROUP=group, BLOCK=block, SP=wide(spans), BP=wide(lists.limit // block), FEW=way.few, SWEEP=way.sweep,
                 SHIFT=0 if edited else _SHIFT[target.dtype], GREEDY=greedy, EARLY=early,
                 num_warps=way.warps, maxnreg=way.registers, launch_pdl=early,
             )  # fmt: skip

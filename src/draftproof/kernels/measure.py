@@ -10,7 +10,7 @@ from draftproof.kernels.device import LATE, edit, is_read, lane_shift, next_may_
 @triton.jit(do_not_specialize=["N", "M", "S", "G"])
 def measure(
     rows, stats, work, N, M, S, G,
-    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, W: tl.constexpr,
+    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr,
     GREEDY: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Span c of row n of M, tile by tile: each lane of LANE tokens keeps its own peak and sum; they meet at the end.
@@ -30,11 +30,16 @@ def measure(
         rate, _ = slope(rows, b)
         first = c * (SPAN // TILE)
         end = tl.minimum(first + SPAN // TILE, tl.cdiv(rows.size, TILE))
-        peaks, norms, firsts, where = read(rows, stats, b, n, N, first, end, G, rate, SPAN > TILE, TILE, LANE, GREEDY)
+        peaks, norms, firsts, where = read(
+            rows, stats, b, n, N, first, end, G, rate, SPAN > TILE, TILE, LANE, BLOCK, GREEDY
+        )
         peak = tl.max(peaks, 0)
         at = (b * N + n) * S + c
-        tl.store(stats.peak + at, peak)
-        tl.store(stats.norm + at, tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0))
+        if stats.norm is None:
+            tl.store(stats.peak + at, tl.where(tl.max((peaks != peaks).to(tl.int32), 0) > 0, float("nan"), peak))
+        else:
+            tl.store(stats.peak + at, peak)
+            tl.store(stats.norm + at, tl.sum(norms * tl.exp2(lane_shift(peaks, rate) - shift_of(peak, rate)), 0))
         if GREEDY:
             tl.store(stats.first + at, tl.min(tl.where(peaks == peak, firsts, LATE), 0))
         if stats.crest is not None:
@@ -47,7 +52,7 @@ def measure(
 @triton.jit
 def read(
     rows, stats, b, n, N, first, end, G, rate,
-    MANY: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr,
+    MANY: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """Of tiles `first` to `end` of a row, by lanes: peaks, sums, first ids of the peaks, and tiles that hold these."""
     peaks = tl.full((TILE // LANE,), float("-inf"), tl.float32)
@@ -61,12 +66,12 @@ def read(
     for t in tl.range(first, full, num_stages=4 if MANY else 1):
         s = score(rows, b, n, t * TILE + ids, None)
         peaks, norms, firsts, where = tally(
-            s, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, TILE, LANE, GREEDY
+            s, stats, b, n, N, t, G, rate, peaks, norms, firsts, where, TILE, LANE, BLOCK, GREEDY
         )
     if full < end:
         s = edit(rows, rest, b, n, (end - 1) * TILE + ids, short)
         peaks, norms, firsts, where = tally(
-            s, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, TILE, LANE, GREEDY
+            s, stats, b, n, N, end - 1, G, rate, peaks, norms, firsts, where, TILE, LANE, BLOCK, GREEDY
         )
     return peaks, norms, firsts, where
 
@@ -74,21 +79,38 @@ def read(
 @triton.jit
 def tally(
     s, stats, b, n, N, t, G, rate, peaks, norms, firsts, where,
-    TILE: tl.constexpr, LANE: tl.constexpr, GREEDY: tl.constexpr,
+    TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """The lanes' peaks, sums, first ids of their peaks and tiles that hold these, with the scores of tile t added."""
     lane = tl.arange(0, TILE // LANE)
     ids = t * TILE + lane[:, None] * LANE + tl.arange(0, LANE)[None, :]
-    top = tl.max(s, 1)
-    higher = tl.maximum(peaks, top)
-    shift = lane_shift(higher, rate)
-    norm = tl.sum(tl.exp2(tl.fma(s, rate, -shift[:, None])), 1)
+    if stats.norm is None:
+        top = largest(s)
+        higher = tl.maximum(peaks, top, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        top = tl.max(s, 1)
+        higher = tl.maximum(peaks, top)
+        shift = lane_shift(higher, rate)
+        norm = tl.sum(tl.exp2(tl.fma(s, rate, -shift[:, None])), 1)
+        norms = norms * tl.exp2(lane_shift(peaks, rate) - shift) + norm
     if GREEDY:
         firsts = tl.where(top > peaks, tl.min(tl.where(s == top[:, None], ids, LATE), 1), firsts)
     if stats.group is not None:  # a lane's part of a tile is a group
-        at = (b * N + n) * G + t * (TILE // LANE) + lane
-        tl.store(stats.group + at, top)
+        at = (b * N + n) * G + t * (TILE // LANE)
+        tl.store(stats.group + at + lane, top)
+        if BLOCK > 1:
+            high = tl.max(tl.reshape(top, (TILE // LANE // BLOCK, BLOCK)), 1)
+            tl.store(stats.block + at // BLOCK + tl.arange(0, TILE // LANE // BLOCK), high)
         if stats.share is not None:
-            tl.store(stats.share + at, norm * tl.exp2(shift - lane_shift(top, rate)))
+            tl.store(stats.share + at + lane, norm * tl.exp2(shift - lane_shift(top, rate)))
     where = tl.where(top > peaks, t, where)
-    return higher, norms * tl.exp2(lane_shift(peaks, rate) - shift) + norm, firsts, where
+    return higher, norms, firsts, where
+
+
+@triton.jit
+def largest(s):
+    """The largest of each row of scores, NaN where one is, which tl.max passes over."""
+    for _ in tl.static_range(3):  # a thread holds eight neighbours
+        x, y = tl.split(tl.reshape(s, (s.shape[0], s.shape[1] // 2, 2)))
+        s = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(tl.max((s != s).to(tl.int32), 1) > 0, float("nan"), tl.max(s, 1))
