@@ -9,7 +9,7 @@ alone leave one node or a few: those between `low` and `high`. A few tokens of t
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, NODES, next_may_begin, plain, recall, score, shift_of, slope, uniform, wait, weigh
+from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, shift_of, slope, uniform, wait, weigh
 from draftproof.kernels.narrow import narrow
 
 
@@ -47,7 +47,7 @@ def decide(
         note(state, b, n, N, tl.where(lost, 0, stop), low, high, length, fault + lost.to(tl.int32), rule, weights, p)
         if state.work is not None:
             at = tl.atomic_add(state.work, high - low + 1, sem="relaxed")
-            tl.store(state.work + 1 + at + n, (b * NODES + low + n).to(tl.int32), mask=n <= high - low)
+            tl.store(state.work + 1 + at + n, (b * N + low + n).to(tl.int32), mask=n <= high - low)
 
 
 @triton.jit

@@ -8,7 +8,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LATE: tl.constexpr = tl.constexpr(2147483647)  # no token has this id
-NODES: tl.constexpr = tl.constexpr(256)  # no chain has more
 
 
 class Rows(NamedTuple):
@@ -83,7 +82,7 @@ class State(NamedTuple):
     sums: Any  # [B * N, E] excess of each chunk of tokens
     totals: Any = None  # [B * N, Q] excess of each program's part of a row
     shifts: Any = None  # [B, E] of each chunk of a row that was not measured: the power of two that its sum counts
-    work: Any = None  # [1 + B * N] how many rows are to be summed, and which (b * NODES + n); None where nobody sums
+    work: Any = None  # [1 + B * N] how many rows are to be summed, and which; None where nobody sums
 
 
 def dull(number: int) -> int:

@@ -8,7 +8,7 @@ first time, has no law yet: its chunks count their tokens in powers of two of th
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import NODES, edit, lane_shift, next_may_begin, raw, score, slope, wait, weigh
+from draftproof.kernels.device import edit, lane_shift, next_may_begin, raw, score, slope, wait, weigh
 from draftproof.kernels.residual import listed, place, rest, row_of, weighted
 
 
@@ -25,8 +25,8 @@ def excess(
     which = tl.load(state.work + 1 + k)  # before it is known whether there is one
     queued = tl.load(state.work)
     while k < queued:
-        b, n = (which // NODES).to(tl.int64), which % NODES
-        sum_row(rows, law, draft, draft_law, lists, state, b, n, c, N, Q, E, TILE, CHUNK, LAZY)
+        b = (which // N).to(tl.int64)
+        sum_row(rows, law, draft, draft_law, lists, state, b, which % N, c, N, Q, E, TILE, CHUNK, LAZY)
         k += tl.num_programs(0) // Q
         which = tl.load(state.work + 1 + k)
 

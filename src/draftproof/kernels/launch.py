@@ -20,7 +20,7 @@ from draftproof.kernels.measure import measure
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
-BW, BWIDTH, DW, EMIT = 4, 64, 0, 4
+BW, BWIDTH = 4, 64
 GROUPS = 2048  # of a row, each of which keeps its largest score
 TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
@@ -186,13 +186,22 @@ def run(
             )  # fmt: skip
         if out is not None and short:
             brief[(batch,)](
-                *laws, lists, state, out, nodes, NP=wide(nodes), WIDTH=BWIDTH, EARLY=early, num_warps=BW, launch_pdl=early
+                *laws,
+                lists,
+                state,
+                out,
+                nodes,
+                NP=wide(nodes),
+                WIDTH=BWIDTH,
+                EARLY=early,
+                num_warps=BW,
+                launch_pdl=early,
             )
         elif out is not None or not controls.truncates:
             decide[(batch,)](
                 *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), LANE=width, W=max(plan.crests, 1),
                 WP=wide(spans * max(plan.crests, 1)), GREEDY=greedy, LAZY=lazy, EARLY=early,
-                num_warps=DW or (4 if plan.crests or batch * nodes <= PROCESSORS else 1), launch_pdl=early,
+                num_warps=4 if plan.crests or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
             )  # fmt: skip
         if out is not None and summed:
             excess[(batch * plan.parts * plan.ranks,)](
@@ -202,7 +211,7 @@ def run(
         if out is not None and not short:
             emit[(batch,)](
                 *laws, lists, state, out, nodes, kept, plan.parts, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept),
-                QP=wide(plan.parts), LAZY=lazy, EARLY=early, num_warps=EMIT, launch_pdl=early,
+                QP=wide(plan.parts), LAZY=lazy, EARLY=early, num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out, summary
 
