@@ -8,6 +8,7 @@ from draftproof.kernels.decide import guesses, misses, walk
 from draftproof.kernels.device import next_may_begin, plain, recall, uniform, wait, weigh
 from draftproof.kernels.emit import pick, settle, tell
 from draftproof.kernels.residual import place, rest
+from draftproof.kernels.scan import token_at
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -46,14 +47,19 @@ def brief(
         row = row_at(n, stop, ours, theirs, weights, x, length, rule)
         count = tl.sum(tl.where(n == stop, many, 0), 0)
         end = tl.where(count < 0, rows.size, count)
-        left = tl.zeros((WIDTH,), tl.float32)
-        for o in range(0, end, WIDTH):
+        first = place(lists, b * N + stop, count, tl.arange(0, WIDTH), end)
+        left = rest(rows, law, draft, draft_law, b, stop, row, first).to(tl.float64)
+        total = tl.sum(left, 0)
+        for o in range(WIDTH, end, WIDTH):
             ids = place(lists, b * N + stop, count, o + tl.arange(0, WIDTH), end)
-            left += rest(rows, law, draft, draft_law, b, stop, row, ids)
-        total = tl.sum(left.to(tl.float64), 0)
-        if total <= 0:
-            row = row_at(n, stop, ours, theirs, weights * 0 + 1.0, x, stop, rule)  # as if no draft followed
-        token = pick(rows, law, draft, draft_law, lists, b, stop, u, total, weights, row, count, N, False, WIDTH)
+            total += tl.sum(rest(rows, law, draft, draft_law, b, stop, row, ids).to(tl.float64), 0)
+        if (end <= WIDTH) & (total > 0):
+            found, last, _all = token_at(first, left, u * 0, u * total)
+            token = tl.minimum(found, last)
+        else:
+            if total <= 0:
+                row = row_at(n, stop, ours, theirs, weights * 0 + 1.0, x, stop, rule)  # as if no draft followed
+            token = pick(rows, law, draft, draft_law, lists, b, stop, u, total, weights, row, count, N, False, WIDTH)
     tell(rows, law, out, b, stop, token, flags, recall(rows, law, b, stop, stop >= 0), p, N, NP)
 
 

@@ -54,7 +54,7 @@ def draw(
             q = weigh(law, score(rows, b, n, ids, ids < rows.size), ids, numbers)
             elder = tl.max((ids[:, None] == taken[None, :]).to(tl.int32), 1)
             q = tl.where(elder > 0, 0.0, q).to(tl.float64)
-            token, final = token_at(ids, q, running, threshold)
+            token, final, _all = token_at(ids, q, running, threshold)
             token = tl.where(total > 0, tl.minimum(token, final), -1)
             chunk = tl.where(total > 0, chunk, -1)
             tl.store(tokens + b * N + node, token.to(tl.int64))

@@ -33,12 +33,13 @@ def emit(
     high = tl.load(state.facts + 8 * b + 2)
     length = tl.load(state.facts + 8 * b + 3)
     flags = tl.load(state.facts + 8 * b + 4)
+    part = tl.arange(0, QP)[None, :]
+    parts = tl.load(state.totals + (b * N + n[:, None]) * Q + part, mask=(n < N)[:, None] & (part < Q), other=0.0)
+    each = tl.sum(parts, 1).to(tl.float64)
     if state.rule is not None:
-        part = tl.arange(0, QP)[None, :]
-        parts = tl.load(state.totals + (b * N + n[:, None]) * Q + part, mask=(n < N)[:, None] & (part < Q), other=0.0)
         w = tl.load(state.weight + b * N + n, mask=n < N, other=0.0)
         if stop < 0:
-            stop = settle(n, v, low, length, tl.sum(parts, 1).to(tl.float64), w)
+            stop = settle(n, v, low, length, each, w)
     token = stop * 0
     late = low > high  # whether the row was not measured; this is its law then
     shift, scale = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
@@ -47,12 +48,13 @@ def emit(
         many = listed(lists, b * N + stop)
         sums = tl.load(state.sums + (b * N + stop) * E + c, mask=c < E, other=0.0)
         row = row_of(rows, law, draft, draft_law, state, b, stop, N)
-        sums = tl.where((many < 0) | (c == 0), sums, 0.0).to(tl.float64)
+        sums = sums.to(tl.float64)
+        total = tl.sum(tl.where(n == stop, each, 0.0), 0)
         if LAZY:
             late = stop == length
             if late:
                 shift, scale, sums = learn(state, b, sums, E)
-        total = tl.sum(sums, 0)
+                total = tl.sum(sums, 0)
         row = weighted(row, (total <= 0) | late)
         row = known(row[0], late, shift, scale), row[1], row[2], row[3]
         token = pick(rows, law, draft, draft_law, lists, b, stop, u, total, sums, row, many, N, True, CHUNK)
@@ -142,8 +144,7 @@ def pick(
     while (o < end) & (token == LATE):
         ids = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), end)
         part = rest(rows, law, draft, draft_law, b, n, row, ids).to(tl.float64)
-        found, last = token_at(ids, part, running, threshold)
+        found, last, running = token_at(ids, part, running, threshold)
         token, final = tl.minimum(token, found), tl.maximum(final, last)
-        running += tl.sum(part, 0)
         o += CHUNK
     return tl.minimum(token, final)

@@ -14,16 +14,28 @@ def chunk_at(parts, threshold):
     last = tl.max(tl.where(parts > 0, c, 0), 0)  # u * total may round up to total
     sums = tl.cumsum(parts, 0)
     before = (sums <= threshold) & (c < last)
-    return tl.sum(before.to(tl.int32), 0), tl.max(tl.where(before, sums, 0.0), 0)
+    return tl.reduce((before.to(tl.int32), tl.where(before, sums, 0.0)), 0, counted)
+
+
+@triton.jit
+def counted(a, high_a, b, high_b):
+    """How many, and the highest: one reduction for both."""
+    return a + b, tl.maximum(high_a, high_b)
 
 
 @triton.jit
 def token_at(ids, part, running, threshold):
     """The first token at which `running` plus the cumulated masses exceeds the threshold, LATE for none; the last one
-    that has any mass."""
+    that has any mass; and the masses' sum with what ran before."""
     reached = (running + tl.cumsum(part, 0) > threshold) & (part > 0)
-    token = tl.min(tl.where(reached, ids, LATE), 0)
-    return token, tl.max(tl.where(part > 0, ids, 0), 0)
+    token, last, total = tl.reduce((tl.where(reached, ids, LATE), tl.where(part > 0, ids, 0), part), 0, spanned)
+    return token, last, running + total
+
+
+@triton.jit
+def spanned(first_a, last_a, sum_a, first_b, last_b, sum_b):
+    """The first, the last and the sum: one reduction for all."""
+    return tl.minimum(first_a, first_b), tl.maximum(last_a, last_b), sum_a + sum_b
 
 
 @triton.jit

@@ -83,8 +83,7 @@ def draw_left(rows, law, draft, draft_law, index, share, sums, state, out, K, E,
     while (o < end) & (token == LATE):
         ids = o + tl.arange(0, CHUNK)
         part = left(rows, law, draft, draft_law, index, share, b, ids, K, bare).to(tl.float64)
-        token, furthest = token_at(ids, part, running, threshold)
+        token, furthest, running = token_at(ids, part, running, threshold)
         final = tl.maximum(final, furthest)
-        running += tl.sum(part, 0)
         o += CHUNK
     tl.store(out + b, tl.minimum(token, final).to(tl.int64))

@@ -251,9 +251,8 @@ def close(
         ids = o + tl.arange(0, CHUNK)
         left, _ = remains(rows, law, draft, draft_law, tree, walk, b, n, row, ids, o, k, N, K, CHUNK)
         left = left.to(tl.float64)
-        token, furthest = token_at(ids, left, running, threshold)
+        token, furthest, running = token_at(ids, left, running, threshold)
         final = tl.maximum(final, furthest)
-        running += tl.sum(left, 0)
         o += CHUNK
     token = tl.where((fault & 1) == 0, tl.minimum(token, final), 0).to(tl.int64)
     depth = tl.load(tree.depth + n)
