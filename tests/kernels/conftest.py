@@ -1,4 +1,5 @@
-"""Triton's interpreter in less time: at every call of a function it looks through the whole language for builtins."""
+"""Triton's interpreter in less time: at every call it looks through the whole language for builtins, and it sorts by
+dozens of steps on arrays of as many dimensions."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ def look_once() -> Iterator[None]:
     """Which names are builtins does not change, only whether they are patched yet."""
     with pytest.MonkeyPatch.context() as patch:
         if not torch.cuda.is_available():
+            from triton import language as tl
             from triton.language.core import is_builtin
             from triton.runtime import interpreter
 
@@ -28,5 +31,10 @@ def look_once() -> Iterator[None]:
                     if is_builtin(member := getattr(package, name)):
                         interpreter._patch_attr(package, name, member, *rest)
 
+            def sort(x: Any, descending: bool) -> Any:
+                found = np.sort(x.handle.data)[:: -1 if descending else 1].copy()
+                return tl.tensor(interpreter.TensorHandle(found, x.handle.dtype), x.type)
+
             patch.setattr(interpreter, "_patch_builtin", patch_builtin)
+            patch.setattr(tl, "sort", sort)
         yield

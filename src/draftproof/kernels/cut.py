@@ -126,55 +126,35 @@ def within(
 
 
 @triton.jit
-def cut_few(
-    lists, row, count, floor, peak, shift, norm, rate, k, share, least, FEW: tl.constexpr, SHIFT: tl.constexpr
-):  # fmt: skip
-    """Cutoff, first id and normaliser of a row with few candidates; those that stay are listed anew.
-
-    Masses are whole numbers, in two halves: a warp adds whole numbers up in one step.
-    """
+def cut_few(lists, row, count, peak, shift, norm, rate, k, share, least, FEW: tl.constexpr):
+    """Cutoff, first id and normaliser of a row with few candidates, by sorting; those that stay are listed anew."""
     i = tl.arange(0, FEW)
     ids = tl.load(lists.ids + row * lists.room + i, mask=i < count, other=LATE)
-    s = tl.load(lists.scores + row * lists.room + i, mask=i < count, other=float("-inf"))
-    keys = key(s, SHIFT)
-    top = key(peak, SHIFT)
-    cutoff, spare = floor, floor * 0
-    if (k > 0) & (k <= count):
-        cutoff = kth(keys, k, floor, top, 0)
-    mass = tl.where(keys >= cutoff, tl.exp2(tl.fma(s, rate, -shift)) * 1099511627776.0, 0.0).to(tl.int64)
-    coarse, fine = (mass >> 20).to(tl.int32), (mass & 0xFFFFF).to(tl.int32)
-    norm = tl.where(k > 0, weight_of(coarse, fine, i >= 0), norm)
-    if share < 1:
-        high = top
-        while cutoff < high:  # the lowest level with less than the share above it
-            mid = upper(cutoff, high) - 1
-            enough = weight_of(coarse, fine, keys > mid) >= share * norm
-            cutoff = tl.where(enough, mid + 1, cutoff)
-            high = tl.where(enough, high, mid)
-        over = weight_of(coarse, fine, keys > cutoff)
-        tied = tl.sum((keys == cutoff).to(tl.int32), 0)
-        spare, norm = share_ties(unkey(cutoff, SHIFT), over, tied, shift, norm, rate, share)
+    scores = tl.load(lists.scores + row * lists.room + i, mask=i < count, other=float("-inf"))
+    s = tl.sort(scores, descending=True)
+    cutoff = tl.where(k > 0, tl.max(tl.where(i >= k - 1, s, float("-inf")), 0), float("-inf"))
+    weights = tl.where(s >= cutoff, tl.exp2(tl.fma(s, rate, -shift)), 0.0).to(tl.float64)
+    norm = tl.where(k > 0, tl.sum(weights, 0), norm)
+    spare = k * 0
+    if share < 1:  # a score stays while the scores above it hold less than the share
+        stays = (tl.cumsum(weights, 0) - weights < share * norm) & (weights > 0)
+        cutoff = tl.min(tl.where(stays, s, peak), 0)
+        over = tl.sum(tl.where(s > cutoff, weights, 0.0), 0)
+        spare, norm = share_ties(cutoff, over, tl.sum((s == cutoff).to(tl.int32), 0), shift, norm, rate, share)
     if least > 0:
         heavy = tl.exp2((s - peak) * rate) >= least
-        level = tl.min(tl.where(heavy, keys, top), 0)
+        level = tl.min(tl.where(heavy, s, peak), 0)
         if (level > cutoff) | ((share == 1) & (k == 0)):
             cutoff = level
             spare = spare * 0
-            norm = weight_of(coarse, fine, heavy)
-    equal = (keys == cutoff) & (i < count)
+            norm = tl.sum(tl.where(heavy, weights, 0.0), 0)
+    equal = (scores == cutoff) & (i < count)
     last = equal & (tl.cumsum(equal.to(tl.int32), 0) > spare)
     first = tl.where(spare > 0, tl.min(tl.where(last, ids, LATE), 0), 0)
-    stays = ((keys > cutoff) | last).to(tl.int32)
+    stays = ((scores > cutoff) | last).to(tl.int32)
     tl.store(lists.ids + row * lists.room + tl.cumsum(stays, 0) - 1, ids, mask=stays > 0)
     tl.store(lists.count + row, tl.sum(stays, 0))
-    return unkey(cutoff, SHIFT), first, norm
-
-
-@triton.jit
-def weight_of(coarse, fine, which):
-    """The mass of some candidates."""
-    high = tl.sum(tl.where(which, coarse, 0), 0).to(tl.float64)
-    return (high * 1048576.0 + tl.sum(tl.where(which, fine, 0), 0)) * 9.094947017729282e-13
+    return cutoff, first, norm
 
 
 @triton.jit
@@ -381,9 +361,7 @@ def truncate(
                 floor = surely(best, weights, shares, share * norm, shift, rate, floor, top, GROUP, SHIFT)
     listed, count = gather(rows, stats, lists, best, row, b, n, number, unkey(floor, SHIFT), GROUP, BLOCK, SWEEP)
     if listed & (count <= FEW):
-        cutoff, first, norm = cut_few(
-            lists, row, count, floor, peak, shift, norm, rate, k, share, least, FEW, SHIFT
-        )  # fmt: skip
+        cutoff, first, norm = cut_few(lists, row, count, peak, shift, norm, rate, k, share, least, FEW)
     else:
         cutoff, first, norm = cut_many(
             rows, lists, row, b, n, floor, listed, count, peak, shift, norm, rate, k, share, least, SHIFT, FEW, GROUP

@@ -20,7 +20,6 @@ from draftproof.kernels.measure import measure
 from draftproof.kernels.types import Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
-BW, BWIDTH = 4, 64
 GROUPS = 2048  # of a row, each of which keeps its largest score
 TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
@@ -191,16 +190,7 @@ def run(
             )  # fmt: skip
         if out is not None and short:
             brief[(batch,)](
-                *laws,
-                lists,
-                state,
-                out,
-                nodes,
-                NP=wide(nodes),
-                WIDTH=BWIDTH,
-                EARLY=early,
-                num_warps=BW,
-                launch_pdl=early,
+                *laws, lists, state, out, nodes, NP=wide(nodes), WIDTH=64, EARLY=early, num_warps=4, launch_pdl=early
             )
         elif out is not None or not controls.truncates:
             decide[(batch,)](
