@@ -133,26 +133,14 @@ def run(
     batch, nodes, size = target.shape
     space = workspace if workspace is not None else Workspace.of(batch, nodes, size, target.device)
     summary = summary if summary is not None else space.summary
-    plan, stats, lists = space.plan, space.stats, space.lists
+    plan = space.plan
     tokens = tokens.contiguous()  # the kernel takes the row length for the stride; a drafter passes a slice
     # A law that keeps every token can be drawn from in the pass that makes it, so the last row is read then, if at all
     lazy = not (rule is None or controls.truncates or controls.greedy)
-    group, block = plan.group, 1
-    edited = controls.bias is not None or controls.penalties is not None
-    if not edited:
-        stats = stats._replace(group=stats.group.view(target.dtype), block=stats.block.view(target.dtype))
-    if controls.truncates < 2:
-        stats, group = stats._replace(share=None), min(group, FINE)
-    lists = lists._replace(limit=triton.cdiv(size, plan.tile) * plan.tile // group)
-    if controls.truncates < 2 and lists.limit >= 4 * BLOCKS:
-        block = 8 if lists.limit >= 8 * BLOCKS else 4
-    else:
-        stats = stats._replace(block=stats.group)
-    if not controls.truncates:
-        stats, lists = stats._replace(group=None), lists._replace(count=None)
-    state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
+    stats, lists, width, block = _grouped(space, size, target.dtype, controls)
     if not lazy or draft is None:
         stats = stats._replace(crest=None)
+    state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
     summed = controls.whole or controls.truncates > 1  # else every row that is drawn from has a list
     short = controls.truncates > 0 and not summed
     if short:  # a row's top-k makes a normaliser of its own
@@ -169,13 +157,12 @@ def run(
     wide, whole = triton.next_power_of_2, short and plan.whole
     span = max(plan.tile, wide(size)) if whole else plan.span
     spans, limits = triton.cdiv(size, span), (controls.top_k, controls.top_p, controls.min_p)
-    width = group if controls.truncates else min(8, plan.tile)
     greedy, early = controls.greedy, begins_early(target.device)
     theirs = controls if draft_controls is None else draft_controls
     laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
     kept = state.sums.shape[1]
     way = Cutting.of(batch * nodes, controls.truncates > 1, whole)
-    shift, best = 0 if edited else _SHIFT[target.dtype], wide(lists.limit // block)
+    shift, best = 0 if _edits(controls) else _SHIFT[target.dtype], wide(lists.limit // block)
     with on(target.device):
         measure[(batch * (nodes - lazy) * spans,)](
             rows, law, stats, lists, limits if whole else None, state.work, nodes, nodes - lazy, spans, SPAN=span,
@@ -184,7 +171,7 @@ def run(
         )  # fmt: skip
         if controls.truncates and not whole:
             cut[(batch * nodes,)](
-                rows, law, stats, lists, limits, nodes, spans, GROUP=group, BLOCK=block, SP=wide(spans), BP=best,
+                rows, law, stats, lists, limits, nodes, spans, GROUP=width, BLOCK=block, SP=wide(spans), BP=best,
                 FEW=way.few, SWEEP=way.sweep, SHIFT=shift, GREEDY=greedy, EARLY=early,
                 num_warps=way.warps, maxnreg=way.registers, launch_pdl=early,
             )  # fmt: skip
@@ -209,6 +196,30 @@ def run(
                 QP=wide(plan.parts), LAZY=lazy, EARLY=early, num_warps=4, launch_pdl=early,
             )  # fmt: skip
     return out, summary
+
+
+def _grouped(space: Workspace, size: int, dtype: torch.dtype, controls: Controls) -> tuple[Stats, Lists, int, int]:
+    """Statistics and lists as the controls want them; how many tokens make a group and how many groups a block, of both
+    of which the largest score is kept."""
+    plan, stats, lists = space.plan, space.stats, space.lists
+    if not controls.truncates:
+        return stats._replace(group=None, share=None), lists._replace(count=None), min(8, plan.tile), 1
+    if not _edits(controls):  # scores are logits, and kept as such
+        stats = stats._replace(group=stats.group.view(dtype), block=stats.block.view(dtype))
+    few = controls.truncates < 2
+    group = min(plan.group, FINE) if few else plan.group
+    limit = triton.cdiv(size, plan.tile) * plan.tile // group
+    block = next((wide for wide in (8, 4) if few and limit >= wide * BLOCKS), 1)
+    if few:
+        stats = stats._replace(share=None)
+    if block == 1:
+        stats = stats._replace(block=stats.group)
+    return stats, lists._replace(limit=limit), group, block
+
+
+def _edits(controls: Controls) -> bool:
+    """Whether scores are other numbers than the logits."""
+    return controls.bias is not None or controls.penalties is not None
 
 
 def _room(batch: int, nodes: int, logprobs: bool, device: torch.device) -> Emitted:
