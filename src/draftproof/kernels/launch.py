@@ -209,7 +209,8 @@ def _grouped(space: Workspace, size: int, dtype: torch.dtype, controls: Controls
     few = controls.truncates < 2
     group = min(plan.group, FINE) if few else plan.group
     limit = triton.cdiv(size, plan.tile) * plan.tile // group
-    block = next((wide for wide in (8, 4) if few and limit >= wide * BLOCKS), 1)
+    # blocks are listed for a while where tokens will be, so there must be room for all of them
+    block = next((wide for wide in (8, 4) if few and wide * BLOCKS <= limit <= wide * ROOM), 1)
     if few:
         stats = stats._replace(share=None)
     if block == 1:
