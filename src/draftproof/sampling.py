@@ -118,6 +118,11 @@ class Sampling:
         cuts = any(getattr(self, name) != off for name, (_, off) in _TRUNCATIONS.items())
         return not (cuts or callable(self.temperature) or self.temperature == 0)
 
+    @property
+    def ends(self) -> Sequence[int]:
+        """The tokens that end a text, as far as they are said here."""
+        return self.end_tokens or ()
+
     @cached_property
     def reads_history(self) -> bool:
         """Whether a row's law depends on the tokens before it in other ways than through the model."""

@@ -90,7 +90,7 @@ def transformers(
 
     network, stated = target.network, ended(sampling, target)
     settings: dict[str, Any] = {**_for_transformers(sampling), "max_new_tokens": max_new_tokens}
-    settings["eos_token_id"] = list(stated.end_tokens or ())
+    settings["eos_token_id"] = list(stated.ends)
     if assistant is not None:
         settings["assistant_model"] = assistant.network
     if lookup is not None:
@@ -106,7 +106,7 @@ def transformers(
                 ids, attention_mask=torch.ones_like(ids), num_return_sequences=together, pad_token_id=pad, **settings
             )
             for text in made[:, len(prompt) :].tolist():
-                yield Transcript(prompt, _until_end(text, stated.end_tokens or ()), stated)
+                yield Transcript(prompt, _until_end(text, stated.ends), stated)
 
 
 def endpoint(
@@ -142,7 +142,7 @@ def endpoint(
         }
         for choice in _post(f"{url.rstrip('/')}/completions", body, key).get("choices", []):
             output, retokenised = _chosen(choice, target)
-            ends = stated.end_tokens or ()
+            ends = stated.ends
             if (
                 choice.get("finish_reason") == "stop"
                 and output[-1:] != ()

@@ -143,7 +143,7 @@ def _parse(said: Any, line: int, target: Model) -> Transcript:
         raise InputError(f"line {line} has no output_token_ids: an audit needs the ids that were sampled")
     sampling = _sampling(said["sampling"], line, target)
     output = _ids(said["output_token_ids"], "output_token_ids", line)
-    finish, ends = said.get("finish"), sampling.end_tokens or ()
+    finish, ends = said.get("finish"), sampling.ends
     if finish is not None and finish not in _FINISHES:
         raise InputError(f'line {line}: finish {finish!r} is unknown: say "end" where the model ended the text')
     if finish == "end" and output[-1:] != () and output[-1] not in ends:

@@ -106,7 +106,7 @@ class Request:
         return pieces
 
     def _take(self, token: int, kind: str) -> Iterator[Piece]:
-        if token in (self.sampling.end_tokens or ()):
+        if token in self.sampling.ends:
             self.finish = "end"
             return
         pieces, stopped = self._stopper.feed(Piece(self._decoder.feed(token), kind))

@@ -76,7 +76,7 @@ class Walk:
         for session in self.sessions:
             session.commit(self.draft.tree, tokens, [0], [token])
         self.row = self.row._replace(output=(*self.row.output, token), step=self.row.step + 1)
-        self.ended = token in (self.row.sampling.end_tokens or ())
+        self.ended = token in self.row.sampling.ends
 
     def target_laws(self, tree: Tree, tokens: np.ndarray) -> Any:
         """[1, N, V] from one call."""
