@@ -208,7 +208,7 @@ def traverse(
     _no_penalties(controls, theirs)
     _check_rows(target, draft)
     batch, nodes, size = target.shape
-    inner = len({*tree.parent[1:]})
+    inner = len(tree.inner)
     if nodes != tree.size or tokens.shape != (batch, nodes) or draft.shape != (batch, inner, size):
         raise DraftproofError(
             f"a tree of {tree.size} nodes, {inner} of them with children, needs as many rows: "

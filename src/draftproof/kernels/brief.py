@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.decide import guesses, misses, walk
-from draftproof.kernels.device import next_may_begin, plain, recall, uniform, wait, weigh
+from draftproof.kernels.device import next_may_begin, plain, recall, stopping, uniform, wait, weigh
 from draftproof.kernels.emit import pick, settle, tell
 from draftproof.kernels.residual import place, rest
 from draftproof.kernels.scan import token_at
@@ -21,11 +21,7 @@ def brief(
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NP)
     u = uniform(state, b, state.lane, plain(state.index))
-    v = u
-    rule = tl.zeros((), tl.int32)
-    if state.rule is not None:
-        rule = tl.load(state.rule + b)
-        v = uniform(state, b, 1, 0)
+    rule, v = stopping(state, b)
     x, s, q, theirs, length, fault, _used = guesses(rows, draft, draft_law, rule, b, N, NP, False)
     wait(EARLY)
     ours = recall(rows, law, b, n, n < N)

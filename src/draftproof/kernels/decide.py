@@ -9,8 +9,20 @@ alone leave one node or a few: those between `low` and `high`. A few tokens of t
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, shift_of, slope, uniform, wait, weigh
+from draftproof.kernels.device import (
+    LATE,
+    next_may_begin,
+    plain,
+    recall,
+    score,
+    shift_of,
+    slope,
+    stopping,
+    wait,
+    weigh,
+)
 from draftproof.kernels.narrow import narrow
+from draftproof.kernels.scan import times
 
 
 @triton.jit(do_not_specialize=["N", "S"])
@@ -23,11 +35,7 @@ def decide(
     next_may_begin(EARLY)
     b = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)  # the last rows first: they may still be in the cache
     n = tl.arange(0, NP)
-    rule = tl.zeros((), tl.int32)
-    v = tl.zeros((), tl.float64)
-    if state.rule is not None:
-        rule = tl.load(state.rule + b)
-        v = uniform(state, b, 1, 0)
+    rule, v = stopping(state, b)
     x, s, q, _, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, LAZY)
     wait(EARLY)
     if law.cutoff is None:
@@ -147,12 +155,6 @@ def walk(n, u, p, q, length, rule):
     weights = tl.sum(tl.where(n[:, None] == n[None, :] + 1, w[None, :], 0.0), 1)
     weights = tl.where((n == 0) | ~block, 1.0, weights)
     return tl.where(unclear, -1, found), found, tl.where(unclear, length - 1, found), weights
-
-
-@triton.jit
-def times(a, b):
-    """A product."""
-    return a * b
 
 
 @triton.jit

@@ -212,6 +212,15 @@ def weigh(law, s, ids, numbers):
 
 
 @triton.jit
+def stopping(state, b):
+    """The rule of a sequence and the uniform that it stops by; zeros where nothing is drafted."""
+    rule, v = tl.zeros((), tl.int32), tl.zeros((), tl.float64)
+    if state.rule is not None:
+        rule, v = tl.load(state.rule + b), uniform(state, b, 1, 0)
+    return rule, v
+
+
+@triton.jit
 def uniform(state, b, lane, index):
     """The float64 in [0, 1) that noise.py gives this name."""
     word = tl.zeros((), dtype=tl.uint32)

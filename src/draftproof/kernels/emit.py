@@ -8,7 +8,7 @@ that chunk alone once more; or it goes through the row's list.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, uniform, wait, weigh
+from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, stopping, uniform, wait, weigh
 from draftproof.kernels.residual import listed, place, rest, row_of, weighted
 from draftproof.kernels.scan import chunk_at, token_at
 
@@ -24,9 +24,7 @@ def emit(
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NP)
     u = uniform(state, b, state.lane, plain(state.index))
-    v = u
-    if state.rule is not None:
-        v = uniform(state, b, 1, 0)
+    _rule, v = stopping(state, b)
     wait(EARLY)
     stop = tl.load(state.facts + 8 * b)
     low = tl.load(state.facts + 8 * b + 1)

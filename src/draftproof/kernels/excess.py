@@ -85,6 +85,13 @@ def tiles(size, c, Q, TILE: tl.constexpr):
 
 
 @triton.jit
+def short_tile(size, start, full, end, TILE: tl.constexpr, CHUNK: tl.constexpr):
+    """The ids of the tile after the full ones, and which of them are there: none if all tiles of the part are full."""
+    ids = tokens(full, TILE, CHUNK)
+    return ids, ids < tl.where((full < end) & (start < end), size, 0)
+
+
+@triton.jit
 def add_up(
     rows, law, draft, draft_law, sums, b, n, row, c, Q,
     DRAWN: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
@@ -93,8 +100,7 @@ def add_up(
     start, full, end = tiles(rows.size, c, Q, TILE)
     i = tl.arange(0, TILE // CHUNK)
     total = tl.zeros((TILE // CHUNK,), tl.float32)
-    last = tokens(full, TILE, CHUNK)
-    short = last < tl.where((full < end) & (start < end), rows.size, 0)
+    last, short = short_tile(rows.size, start, full, end, TILE, CHUNK)
     rest = raw(rows, b, n, last, short)  # underway while the full tiles are gone through
     theirs = rest
     if DRAWN and draft.logits is not None:
@@ -137,8 +143,7 @@ def begin(rows, shifts, sums, b, n, c, Q, TILE: tl.constexpr, CHUNK: tl.constexp
     start, full, end = tiles(rows.size, c, Q, TILE)
     i = tl.arange(0, TILE // CHUNK)
     rate, _ = slope(rows, b)
-    last = tokens(full, TILE, CHUNK)
-    short = last < tl.where((full < end) & (start < end), rows.size, 0)
+    last, short = short_tile(rows.size, start, full, end, TILE, CHUNK)
     rest = raw(rows, b, n, last, short)
     for t in tl.range(start, full, num_stages=3):
         shift, total = count(score(rows, b, n, tokens(t, TILE, CHUNK), None), rate)

@@ -13,12 +13,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import LATE, next_may_begin, recall, score, uniform, wait, weigh
-from draftproof.kernels.scan import begin, chunk_at, token_at
-
-
-@triton.jit
-def times(a, b):
-    return a * b
+from draftproof.kernels.scan import begin, chunk_at, times, token_at
 
 
 @triton.jit
