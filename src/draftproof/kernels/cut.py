@@ -235,6 +235,8 @@ def cut_few(lists, row, count, peak, shift, norm, rate, k, share, least, FEW: tl
     last = equal & (tl.cumsum(equal.to(tl.int32), 0) > spare)
     first = tl.where(spare > 0, tl.min(tl.where(last, ids, LATE), 0), 0)
     stays = ((scores > cutoff) | last).to(tl.int32)
-    tl.store(lists.ids + row * lists.room + tl.cumsum(stays, 0) - 1, ids, mask=stays > 0)
+    at = row * lists.room + tl.cumsum(stays, 0) - 1
+    tl.store(lists.ids + at, ids, mask=stays > 0)
+    tl.store(lists.scores + at, scores, mask=stays > 0)
     tl.store(lists.count + row, tl.sum(stays, 0))
     return cutoff, first, norm

@@ -25,6 +25,7 @@ def emit(
     n = tl.arange(0, NP)
     u = uniform(state, b, state.lane, plain(state.index))
     _rule, v = stopping(state, b)
+    x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < N - 1, other=-1)
     wait(EARLY)
     stop = tl.load(state.facts + 8 * b)
     low = tl.load(state.facts + 8 * b + 1)
@@ -65,20 +66,20 @@ def emit(
         numbers = known(recall(rows, law, b, stop, stop >= 0), late, shift, scale)
         if state.rule is not None:
             chance = tl.load(state.chance + b * N + n, mask=n < N, other=1.0)
-    tell(rows, law, out, b, stop, token, flags, numbers, chance, N, NP)
+    tell(rows, law, out, b, x, stop, token, flags, numbers, chance, N, NP)
 
 
 @triton.jit
-def tell(rows, law, out, b, stop, token, flags, numbers, chance, N, NP: tl.constexpr):
+def tell(rows, law, out, b, x, stop, token, flags, numbers, chance, N, NP: tl.constexpr):
     """Write down the outcome: the drafts before node `stop`, the token, and if wanted the logs of their p.
 
-    `chance` [NP] is p of each draft, `numbers` are those of the row that the token comes from.
+    `x` [NP] are the drafts, `chance` [NP] is p of each, `numbers` are those of the row that the token comes from.
     """
     n = tl.arange(0, NP)
     sound = (flags & 1) == 0
     token = tl.where(sound, token, 0)
     stop = tl.where(sound, stop, 0)
-    x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < stop, other=-1)
+    x = tl.where(n < stop, x, -1)
     tl.store(out[0] + b * N + n, tl.where(n == stop, token.to(tl.int64), x), mask=n < N)
     tl.store(out[1] + b, stop)
     tl.store(out[2] + b, flags)
@@ -91,15 +92,23 @@ def tell(rows, law, out, b, stop, token, flags, numbers, chance, N, NP: tl.const
 
 @triton.jit
 def settle(n, v, low, length, each, w):
-    """The node at which block verification's scan from the back ends, not below `low`.
+    """The node at which block verification's scan from the back ends, not below `low`."""
+    back = n.shape[0] - 1 - n
+    taken = takes(back, v, low, length, tl.gather(each, back, 0), tl.gather(w, back, 0))
+    return tl.max(tl.where(taken, back, low), 0)
+
+
+@triton.jit
+def takes(n, v, low, length, each, w):
+    """Which of the nodes n [NP], from the last to the first, block verification takes if it comes to them above `low`.
 
     Node n is taken with h = Z / (Z + 1 - w), where Z, in `each` [NP], is the sum of its excess; `beyond` is the
     probability to stop before it.
     """
     asked = (n > low) & (n < length)
     refused = tl.where(asked, 1.0 - each / (each + 1.0 - w), tl.where(n == length, 1.0 - w, 1.0))
-    beyond = tl.cumprod(refused, 0, reverse=True)
-    return tl.max(tl.where(asked & (v >= beyond), n, low), 0)
+    beyond = tl.cumprod(refused, 0)
+    return asked & (v >= beyond)
 
 
 @triton.jit
