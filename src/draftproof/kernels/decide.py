@@ -151,9 +151,7 @@ def walk(n, u, p, q, length, rule):
     block = rule == 1
     unclear = block & (u < end) & (u >= below)
     found = tl.where(block, tl.where(u >= end, length, sure), stop)
-    # each node's own weight stands one place further
-    weights = tl.sum(tl.where(n[:, None] == n[None, :] + 1, w[None, :], 0.0), 1)
-    weights = tl.where((n == 0) | ~block, 1.0, weights)
+    weights = tl.where((n == 0) | ~block, 1.0, tl.gather(w, tl.maximum(n - 1, 0), 0))  # each node's own
     return tl.where(unclear, -1, found), found, tl.where(unclear, length - 1, found), weights
 
 
