@@ -54,7 +54,7 @@ def guess(data: Case, level: int) -> None:
     """The guesses after one level's nodes."""
     first = sum(map(len, data.levels[:level]))
     mine = slice(first, first + len(data.levels[level]))
-    room = Summary(*(part[:, mine] for part in data.kept))
+    room = data.kept.at(mine)
     kernels.guess(
         data.draft[:, mine], data.levels[level], data.tree, data.tokens, data.controls, data.names,
         summary=room, backend="triton",

@@ -60,9 +60,9 @@ def propose(draft: torch.Tensor, controls: Controls, name: Names) -> tuple[torch
     """Drafts by the fused sampler, and what it kept of each row."""
     batch, drafts, _ = draft.shape
     tokens = torch.full((batch, drafts), -1, dtype=torch.int64, device=draft.device)
-    kept = Summary.empty(batch, drafts, draft.device)
+    kept = Summary.empty(batch, drafts, draft.device, crest=True)
     for k in range(drafts):
-        column = Summary(*(part[:, k : k + 1] for part in kept))
+        column = kept.at(slice(k, k + 1))
         tokens[:, k], _ = kernels.sample(
             draft[:, k], controls, name, node=k, index=k + 1, tokens=tokens, summary=column, backend="triton"
         )
@@ -240,7 +240,7 @@ def test_a_row_in_several_spans(control: Sampling) -> None:
     launch = importlib.import_module("draftproof.kernels.launch")
     target, draft = logits(3, 3, 700, torch.bfloat16, seed=7)
     controls = Controls.of([control] * 3, 3, 700, DEVICE)
-    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 64, 2, 2, 2)
+    rule, plan = _rules(Rule.TOKEN, Rule.BLOCK, Rule.ONEHOT), launch.Plan(256, 128, 64, 2, 2)
     space = launch.Workspace.of(3, 3, 700, torch.device(DEVICE), plan)
     rows = launch.Workspace.of(3, 2, 700, torch.device(DEVICE), plan)
     name = names(3)
@@ -276,29 +276,55 @@ def test_a_row_cut_by_the_program_that_reads_it() -> None:
 
 
 def test_a_few_tokens_narrow_block_verification_down() -> None:
-    """The largest tokens of the parts of a row, each once; their bounds settle some sequences and leave others open."""
+    """The largest tokens of the parts of a draft row; their bounds settle some sequences and leave others open."""
     launch = importlib.import_module("draftproof.kernels.launch")
     target, draft = logits(9, 4, 270, torch.bfloat16, seed=3)
-    ours, theirs = (Controls.of([s] * 9, 4, 270, DEVICE) for s in (Sampling(), Sampling(top_k=40)))
+    controls = Controls.of([Sampling()] * 9, 4, 270, DEVICE)
     name, rule = names(9), _rules(*[Rule.BLOCK] * 9)
+    law = reference.law(draft, controls, torch.zeros(9, 0, dtype=torch.int64, device=DEVICE))
+    tokens = sample(law, uniforms(*name, Lane.DRAFT, 3))
     rows = []
-    for controls, crests in ((theirs, 2), (ours, 0), (ours, 2)):
-        space = launch.Workspace.of(9, 4, 270, torch.device(DEVICE), launch.Plan(256, 128, 32, 2, 1, crests))
-        law = reference.law(draft, controls, torch.zeros(9, 0, dtype=torch.int64, device=DEVICE))
-        tokens = sample(law, uniforms(*name, Lane.DRAFT, 3))
-        kept = kernels.summarise(draft, controls, tokens)
+    for crest in (False, True):
+        space = launch.Workspace.of(9, 4, 270, torch.device(DEVICE), launch.Plan(256, 128, 32, 2, 1))
+        kept = kernels.summarise(draft, controls, tokens, crest)
         out = kernels.verify(
-            target, draft, tokens, ours, rule, name, drafted=kept, draft_controls=controls, backend="triton",
-            workspace=space,
-        )  # fmt: skip
-        assert agreement.compare(out, target, draft, tokens, ours, rule, name, controls) == (0, 0)
-        rows.append(int(space.state.work[0]))
-    assert 9 < rows[2] < rows[1]
-    row = torch.nn.functional.pad(target[:, :3].float(), (0, 2), value=-math.inf).unflatten(-1, (-1, 8))
-    for blocks, s in zip(space.stats.crest.view(9, 4, -1)[:, :3].flatten(0, 1), row.flatten(0, 1), strict=True):
-        inside = blocks[blocks < len(s)]
-        assert len(set(inside.tolist())) == len(inside) == 3  # 270 tokens: two parts of a span, and one of the next
-        assert s[inside].max() == s.max()
+            target, draft, tokens, controls, rule, name, drafted=kept, backend="triton", workspace=space
+        )
+        assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
+        rows.append(int(space.state.work[0]))  # beyond one a sequence
+    assert 0 < rows[1] < rows[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 5])
+def test_block_verification_ends_wherever_it_may(ranks: int) -> None:
+    """Many sequences, some of which are open from a later node on; with a place for every row and without."""
+    launch = importlib.import_module("draftproof.kernels.launch")
+    target, draft = logits(96, 5, 40, torch.float32, seed=12, spread=1.5)
+    controls, name, rule = Controls.of([Sampling()] * 96, 5, 40, DEVICE), names(96), _rules(*[Rule.BLOCK] * 96)
+    law = reference.law(draft, controls, torch.zeros(96, 0, dtype=torch.int64, device=DEVICE))
+    tokens = sample(law, uniforms(*name, Lane.DRAFT, 4))
+    space = launch.Workspace.of(96, 5, 40, torch.device(DEVICE), launch.Plan(64, 64, 32, 2, ranks))
+    out = kernels.verify(target, draft, tokens, controls, rule, name, backend="triton", workspace=space)
+    assert agreement.compare(out, target, draft, tokens, controls, rule, name) == (0, 0)
+    stop, low = space.state.facts[:, 0], space.state.facts[:, 1]
+    assert ((stop < 0) & (low > 0)).sum() > 3
+    assert ((stop < 0) & (out.accepted > low)).sum() > 3
+
+
+def test_a_draft_row_s_crest_are_different_tokens_and_the_largest_of_them_is_the_row_s() -> None:
+    launch = importlib.import_module("draftproof.kernels.launch")
+    for size, span in ((270, 256), (1271, 2048), (40, 64), (9000, 128)):
+        rows = logits(2, 3, size, torch.bfloat16, seed=4)[0]
+        controls = Controls.of([Sampling()] * 2, 3, size, DEVICE)
+        space = launch.Workspace.of(2, 3, size, torch.device(DEVICE), launch.Plan(span, min(span, 128), 32, 2, 1))
+        kept = Summary.empty(2, 3, torch.device(DEVICE), crest=True)
+        none = torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)
+        launch.run(rows, 0, None, None, none, controls, None, None, Lane.DRAFT, 0, kept, space)
+        for crest, row in zip(kept.crest.flatten(0, 1), rows.float().flatten(0, 1), strict=True):
+            ids = crest[crest >= 0]
+            assert len(set(ids.tolist())) == len(ids) >= min(size // 80, 16)
+            assert (ids < size).all()
+            assert size > 64 * span or row[ids].max() == row.max()
 
 
 def test_a_zero_residual_falls_back_to_the_target() -> None:

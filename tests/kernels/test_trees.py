@@ -66,7 +66,7 @@ def propose(draft: torch.Tensor, tree: Tree, controls: Controls, names: Names, b
         parents = [node for node in level if node in inner(tree)]
         if parents:
             end = first + len(parents)
-            room = Summary(*(part[:, first:end] for part in kept))
+            room = kept.at(slice(first, end))
             kernels.guess(
                 draft[:, first:end], parents, tree, tokens, controls, names, summary=room, backend=backend
             )  # fmt: skip

@@ -167,7 +167,7 @@ class Resident:
             else:
                 rows.append(drafter.branch(tokens, state.base, call))
             column = slice(call.first, call.first + len(call.names))
-            some = None if kept is None else Summary(*(part[:, column] for part in kept))
+            some = None if kept is None else kept.at(column)
             kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
         return tokens, torch.cat(rows, dim=1), kept
 
@@ -179,10 +179,12 @@ class Resident:
         tokens = torch.full((size, length), -1, dtype=torch.int64, device=self.device)
         if self.drafter is None or not length:
             return tokens, None, None
-        kept = Summary.empty(size, length, self.device) if self.device.type == "cuda" else None
-        rows = [self.drafter.start(state.text, state.base)]
+        rows, kept = [self.drafter.start(state.text, state.base)], None
+        if self.device.type == "cuda":
+            crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
+            kept = Summary.empty(size, length, self.device, crest)
         for k in range(length):
-            column = None if kept is None else Summary(*(part[:, k : k + 1] for part in kept))
+            column = None if kept is None else kept.at(slice(k, k + 1))
             tokens[:, k], _ = kernels.sample(
                 rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )

@@ -16,7 +16,19 @@ from torch import Tensor
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.kernels import reference
-from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Siblings, Summary, Walked, pack
+from draftproof.kernels.types import (
+    Controls,
+    Emitted,
+    Fault,
+    Names,
+    Picked,
+    Rule,
+    Siblings,
+    Summary,
+    Walked,
+    crest_pays,
+    pack,
+)
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Controls", "Emitted", "Fault", "Names", "Picked", "Rule", "Summary", "Walked",
-    "guess", "pack", "pick", "sample", "summarise", "traverse", "verify", "workspace",
+    "crest_pays", "guess", "pack", "pick", "sample", "summarise", "traverse", "verify", "workspace",
 ]  # fmt: skip
 
 BACKENDS = ("auto", "triton", "torch")
@@ -146,8 +158,8 @@ def pick(
         return reference.pick(guesses, names)
     from draftproof.kernels import binned
 
-    laws = summarise(target, controls) if laws is None else laws
-    drafted = summarise(draft, theirs) if drafted is None else drafted
+    laws = summarise(target, controls, crest=False) if laws is None else laws
+    drafted = summarise(draft, theirs, crest=False) if drafted is None else drafted
     return binned.pick(guesses, names, laws, drafted)
 
 
@@ -221,13 +233,22 @@ def traverse(
     return trees.traverse(target, draft, tokens, tree, controls, theirs, names, drafted)
 
 
-def summarise(logits: Tensor, controls: Controls, tokens: Tensor | None = None) -> Summary:
-    """The laws of rows [B, N, V] by kernels; with the drafts [B, N - 1], of those rows alone that a draft leads to."""
+def summarise(
+    logits: Tensor,
+    controls: Controls,
+    tokens: Tensor | None = None,  # [B, N - 1] or [B, N]: of the drafts, to leave out rows that none leads to
+    crest: bool | None = None,  # whether to keep large tokens for `verify`; None: if that pays
+) -> Summary:
+    """The laws of rows [B, N, V] by kernels."""
     from draftproof.kernels import launch
 
     if tokens is None:
         tokens = torch.zeros(len(logits), logits.shape[1], dtype=torch.int64, device=logits.device)
-    _, made = launch.run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)
+    batch, nodes, size = logits.shape
+    if crest is None:
+        crest = crest_pays(batch, nodes + 1, size)
+    kept = Summary.empty(batch, nodes, logits.device, crest)
+    _, made = launch.run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, kept, None)
     return made
 
 

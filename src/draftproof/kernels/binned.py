@@ -46,7 +46,7 @@ def pick(guesses: Siblings, names: Names, laws: Summary, drafted: Summary) -> Pi
         share = divide(a_bins, q_bins).to(device, torch.float32)
         sums = torch.empty(batch, launch.chunks(size), device=device)
         leave[(batch * parts,)](*common, share, sums, parts, count, sums.shape[1], launch.TILE, launch.CHUNK)
-        state = State(None, *names, int(Lane.NEXT), 0, None, None, None, None)
+        state = State(None, *names, int(Lane.NEXT), 0)
         token = torch.empty(batch, dtype=torch.int64, device=device)
         wide = triton.next_power_of_2(sums.shape[1])
         draw_left[(batch,)](*common, share, sums, state, token, count, sums.shape[1], launch.CHUNK, wide)

@@ -19,7 +19,7 @@ from draftproof.kernels.device import (
     weigh,
 )
 from draftproof.kernels.emit import pick, settle, takes, tell
-from draftproof.kernels.residual import place, rest
+from draftproof.kernels.residual import ids_of, rest
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -135,7 +135,7 @@ def draw_long(
     end = tl.where(count < 0, rows.size, count)
     total = u * 0
     for o in range(0, end, WIDTH):
-        ids = place(lists, b * N + stop, count, o + tl.arange(0, WIDTH), end)
+        ids = ids_of(lists, b * N + stop, count, o + tl.arange(0, WIDTH), end)
         total += tl.sum(rest(rows, law, draft, draft_law, b, stop, row, ids).to(tl.float64), 0)
     if total <= 0:
         row = row_at(n, stop, ours, theirs, weights * 0 + 1.0, x, stop, rule)  # as if no draft followed
@@ -168,6 +168,6 @@ def add_lists(rows, law, draft, draft_law, lists, b, n, every, many, N, WIDTH: t
     end = tl.where(many < 0, rows.size, many)
     left = tl.zeros((WIDTH, many.shape[1]), tl.float32)
     for o in range(0, tl.max(end), WIDTH):
-        ids = place(lists, b * N + n, many, o + tl.arange(0, WIDTH)[:, None], end)
+        ids = ids_of(lists, b * N + n, many, o + tl.arange(0, WIDTH)[:, None], end)
         left += rest(rows, law, draft, draft_law, b, n, every, ids)
     return tl.sum(left, 0)

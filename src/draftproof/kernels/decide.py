@@ -18,17 +18,18 @@ from draftproof.kernels.device import (
     shift_of,
     slope,
     stopping,
-    wait,
+    wait_with,
     weigh,
 )
-from draftproof.kernels.narrow import narrow
+from draftproof.kernels.narrow import look, narrow
+from draftproof.kernels.places import keep
 from draftproof.kernels.scan import times
 
 
 @triton.jit(do_not_specialize=["N", "S"])
 def decide(
     rows, law, draft, draft_law, stats, state, N, S,
-    NP: tl.constexpr, SP: tl.constexpr, LANE: tl.constexpr, W: tl.constexpr, WP: tl.constexpr,
+    NP: tl.constexpr, SP: tl.constexpr, C: tl.constexpr, SPACIOUS: tl.constexpr,
     GREEDY: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One sequence. What does not need the rows' laws is read while the kernel before may still run."""
@@ -36,26 +37,36 @@ def decide(
     b = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)  # the last rows first: they may still be in the cache
     n = tl.arange(0, NP)
     rule, v = stopping(state, b)
-    x, s, q, _, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, LAZY)
-    wait(EARLY)
+    x, s, q, theirs, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, LAZY)
+    large, height, seen = x, s, s
+    if stats.crest is not None:
+        large, height = look(draft_law, rule, b, N, NP, C)
+    wait_with(tl.sum(tl.abs(q) + x, 0) + v + length + fault, EARLY)
+    if stats.crest is not None:
+        at = (b * N + n[:, None]) * C + tl.arange(0, C)[None, :]
+        seen = tl.load(stats.crest + at, mask=large >= 0, other=float("-inf"))
     if law.cutoff is None:
-        numbers = combine(rows, law, stats, b, N, S, used, NP, SP, GREEDY)
+        ours = combine(rows, law, stats, b, N, S, used, NP, SP, GREEDY)
     else:
-        numbers = recall(rows, law, b, n, n < N)
+        ours = recall(rows, law, b, n, n < N)
     if state.facts is not None:
-        p = tl.where(n < length, weigh(law, s, x, numbers), 0.0)
+        p = tl.where(n < length, weigh(law, s, x, ours), 0.0)
         stop, low, high, weights = walk(n, v, p, q, length, rule)
         if stats.crest is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
             if stop < 0:
-                stop, low, high = narrow(
-                    rows, law, draft, draft_law, stats, b, v, numbers, weights, low, high, N, S, NP, LANE, W, WP
-                )
-        lost = misses(n, numbers, length - 1 if LAZY else tl.maximum(stop, length - 1))
-        high = tl.where(lost | numbers[5], low - 1, high)  # nothing to sum, nothing to draw
-        note(state, b, n, N, tl.where(lost, 0, stop), low, high, length, fault + lost.to(tl.int32), rule, weights, p)
+                stop, low, high = narrow(n, v, law, draft_law, large, height, seen, ours, theirs, weights, low, high)
+        lost = misses(n, ours, length - 1 if LAZY else tl.maximum(stop, length - 1))
+        high = tl.where(lost | ours[5], low - 1, high)  # nothing to sum, nothing to draw
+        at = low * 0
         if state.work is not None:
-            at = tl.atomic_add(state.work, high - low + 1, sem="relaxed")
-            tl.store(state.work + 1 + at + n, (b * N + low + n).to(tl.int32), mask=n <= high - low)
+            if not SPACIOUS:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+                if high > low:
+                    at = tl.atomic_add(state.work, high - low, sem="relaxed")
+            late = n == (length if LAZY else -1)
+            drawn, hit = (n < length) & (rule != 2), tl.where((n < length) & (rule == 2), x, -1)
+            known = drawn, late, hit, weights, ours, theirs
+            keep(state, law, draft_law, b, n, N, low, high, at, known, SPACIOUS)
+        note(state, b, n, N, tl.where(lost, 0, stop), low, high, length, fault + lost.to(tl.int32), at, weights, p)
 
 
 @triton.jit
@@ -65,7 +76,7 @@ def misses(n, numbers, last):
 
 
 @triton.jit
-def note(state, b, n, N, stop, low, high, length, flags, rule, weights, p):
+def note(state, b, n, N, stop, low, high, length, flags, at, weights, p):
     """Write down what is known of sequence b."""
     facts = state.facts + 8 * b
     tl.store(facts, stop)
@@ -73,10 +84,10 @@ def note(state, b, n, N, stop, low, high, length, flags, rule, weights, p):
     tl.store(facts + 2, high)
     tl.store(facts + 3, length)
     tl.store(facts + 4, flags)
-    tl.store(facts + 5, rule)
+    tl.store(facts + 5, at)
     if state.rule is not None:
         tl.store(state.chance + b * N + n, p, mask=n < N)
-        tl.store(state.weight + b * N + n, weights, mask=n < N)
+        tl.store(state.weight + b * N + n - low, weights, mask=(n >= low) & (n < N))
 
 
 @triton.jit
@@ -140,22 +151,30 @@ def walk(n, u, p, q, length, rule):
     inside = n < length
     drawn = inside & (q > 0)
     ratio = tl.where(drawn, p.to(tl.float64) / tl.where(drawn, q, 1.0), 0.0)
-    reach = tl.cumprod(tl.minimum(ratio, 1.0), 0)
-    w, most = tl.associative_scan((ratio, tl.full(ratio.shape, 1.0, tl.float64)), 0, capped)
+    w, most, reach = tl.associative_scan(
+        (ratio, tl.full(ratio.shape, 1.0, tl.float64), tl.minimum(ratio, 1.0)), 0, capped
+    )
     w = tl.where(inside, tl.minimum(w, most), 0.0)  # of the node after n
-    stop = tl.sum((inside & (1.0 - reach <= u)).to(tl.int32), 0)
-    sure = tl.max(tl.where(w == 1.0, n + 1, 0), 0)
+    kept, sures = inside & (1.0 - reach <= u), tl.where(w == 1.0, n + 1, 0)
+    stop, sure, final = tl.reduce((kept.to(tl.int32), sures, tl.where(n == length - 1, w, 0.0)), 0, counted)
     after = inside & (n >= sure)
     below = tl.reduce(tl.where(after, 1.0 - w, 1.0), 0, times)  # not to be taken, of all nodes after the sure one
-    end = tl.where(length > 0, 1.0 - tl.sum(tl.where(n == length - 1, w, 0.0), 0), 0.0)
+    end = tl.where(length > 0, 1.0 - final, 0.0)
     block = rule == 1
     unclear = block & (u < end) & (u >= below)
     found = tl.where(block, tl.where(u >= end, length, sure), stop)
-    weights = tl.where((n == 0) | ~block, 1.0, tl.gather(w, tl.maximum(n - 1, 0), 0))  # each node's own
+    # each node's own weight stands one place further
+    weights = tl.where((n == 0) | ~block, 1.0, tl.gather(w, tl.maximum(n - 1, 0), 0))
     return tl.where(unclear, -1, found), found, tl.where(unclear, length - 1, found), weights
 
 
 @triton.jit
-def capped(a, most, b, cap):
-    """w -> min(b w, cap) after w -> min(a w, most), as one such step."""
-    return tl.minimum(a * b, 1e300), tl.minimum(b * most, cap)  # never infinite: times 0 it would be no number
+def capped(a, most, reach, b, cap, goes):
+    """w -> min(b w, cap) after w -> min(a w, most), as one such step; and a product, in the same scan."""
+    return tl.minimum(a * b, 1e300), tl.minimum(b * most, cap), reach * goes  # never infinite: inf * 0 is no number
+
+
+@triton.jit
+def counted(count, high, sum, more, higher, rest):
+    """How many, the highest and the sum: one reduction for all."""
+    return count + more, tl.maximum(high, higher), sum + rest

@@ -37,6 +37,8 @@ class Law(NamedTuple):
     scale: Any
     cutoff: Any  # None where no row is truncated
     first: Any  # None where no row is truncated or greedy
+    crest: Any  # None where it was not asked for or rows are truncated
+    height: Any  # as crest
     stride: Any
 
 
@@ -51,7 +53,7 @@ class Stats(NamedTuple):
     group: Any  # [B * N, G] largest score of each group of tokens; None where nothing is truncated
     block: Any  # [B * N, G / BLOCK] largest score of each BLOCK groups
     share: Any  # [B * N, G] like norm, of each group and its own peak; None unless many tokens may stay
-    crest: Any  # [B * N, S * W] for W parts of each span, which LANE tokens hold the largest; None where not wanted
+    crest: Any  # [B * N, C] scores of the drafter's large tokens; None where they are not wanted
 
 
 class Lists(NamedTuple):
@@ -75,14 +77,18 @@ class State(NamedTuple):
     lane: Any  # of the emitted token's uniform
     index: Any  # dull
     # [B, 8]: the last accepted node, -1 while block verification needs the excess of several; the first and the last
-    # node whose excess is wanted; number of drafts; fault; rule. None where nothing is to be emitted
-    facts: Any
-    weight: Any  # [B, N] w, the factor of p in the excess
-    chance: Any  # [B, N] p of the draft after each node
-    sums: Any  # [B * N, E] excess of each chunk of tokens
+    # node whose excess is wanted; number of drafts; fault; places taken before. None where nothing is to be emitted
+    facts: Any = None
+    weight: Any = (
+        None  # [B, N] w, the factor of p in the excess, of the first row whose excess is wanted and those after it
+    )
+    chance: Any = None  # [B, N] p of the draft after each node
+    # Rows whose excess is wanted have a place each (`places.place_of`): the first of sequence b has place b
+    places: Any = None  # [B * N, 16] what is known of the row, as `places.keep` writes it
+    sums: Any = None  # [B * N, E] excess of each chunk of tokens
     totals: Any = None  # [B * N, Q] excess of each program's part of a row
     shifts: Any = None  # [B, E] of each chunk of a row that was not measured: the power of two that its sum counts
-    work: Any = None  # [1 + B * N] how many rows are to be summed, and which; None where nobody sums
+    work: Any = None  # [1] how many places are taken beyond the first B; None where nobody sums
 
 
 def dull(number: int) -> int:
@@ -108,6 +114,17 @@ def wait(EARLY: tl.constexpr):
     """Until the kernel before this one has ended."""
     if EARLY:
         gdc_wait()
+
+
+@triton.jit
+def wait_with(number, EARLY: tl.constexpr):
+    """As `wait`, when a number (that is not as low as -1e30) is known.
+
+    Else the compiler puts off until after the wait what was meant to be done in the meantime.
+    """
+    if EARLY:  # noqa: SIM102  (known when the kernel is compiled; the next, always true, only when it runs)
+        if (number < -1e30) == 0:
+            gdc_wait()
 
 
 @triton.jit

@@ -8,8 +8,9 @@ that chunk alone once more; or it goes through the row's list.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, stopping, uniform, wait, weigh
-from draftproof.kernels.residual import listed, place, rest, row_of, weighted
+from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, stopping, uniform, wait_with, weigh
+from draftproof.kernels.places import place_of, row_of, weighted
+from draftproof.kernels.residual import ids_of, listed, rest
 from draftproof.kernels.scan import chunk_at, token_at
 
 
@@ -17,7 +18,7 @@ from draftproof.kernels.scan import chunk_at, token_at
 def emit(
     rows, law, draft, draft_law, lists, state, out, N, E, Q,
     CHUNK: tl.constexpr, NP: tl.constexpr, EP: tl.constexpr, QP: tl.constexpr,
-    LAZY: tl.constexpr, EARLY: tl.constexpr,
+    SPACIOUS: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The outcome of one sequence. What may be needed is loaded before it is known whether it is."""
     next_may_begin(EARLY)
@@ -26,37 +27,48 @@ def emit(
     u = uniform(state, b, state.lane, plain(state.index))
     _rule, v = stopping(state, b)
     x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < N - 1, other=-1)
-    wait(EARLY)
+    wait_with(tl.sum(x, 0) + u + v, EARLY)
     stop = tl.load(state.facts + 8 * b)
     low = tl.load(state.facts + 8 * b + 1)
     high = tl.load(state.facts + 8 * b + 2)
     length = tl.load(state.facts + 8 * b + 3)
     flags = tl.load(state.facts + 8 * b + 4)
-    part = tl.arange(0, QP)[None, :]
-    parts = tl.load(state.totals + (b * N + n[:, None]) * Q + part, mask=(n < N)[:, None] & (part < Q), other=0.0)
-    each = tl.sum(parts, 1).to(tl.float64)
+    c = tl.arange(0, EP)
+    part = tl.arange(0, QP)
+    row = row_of(state, law, draft_law, b)  # mostly there is one row, and this is it
+    sums = tl.load(state.sums + b * E + c, mask=c < E, other=0.0)
+    total = tl.sum(tl.load(state.totals + b * Q + part, mask=part < Q, other=0.0), 0).to(tl.float64)
+    shifts = sums
+    if LAZY:
+        shifts = tl.load(state.shifts + b * E + c, mask=c < E, other=-1e30)
     if state.rule is not None:
-        w = tl.load(state.weight + b * N + n, mask=n < N, other=0.0)
+        at, each, w = low * 0, n * u, n * u
+        if SPACIOUS:
+            each, w = candidates(state, b, n, at, N, N, Q, QP, SPACIOUS)
         if stop < 0:
-            stop = settle(n, v, low, length, each, w)
+            if not SPACIOUS:
+                at = tl.load(state.facts + 8 * b + 5)
+                each, w = candidates(state, b, n, at, high - low + 1, N, Q, QP, SPACIOUS)
+            stop = low + settle(n, v, low * 0, length - low, each, w)
+            if stop > low:
+                place = place_of(stop - low, b, tl.num_programs(0), at, SPACIOUS).to(tl.int64)
+                row = row_of(state, law, draft_law, place)
+                sums = tl.load(state.sums + place * E + c, mask=c < E, other=0.0)
+                total = tl.sum(tl.where(low + n == stop, each, 0.0), 0)
     token = stop * 0
     late = low > high  # whether the row was not measured; this is its law then
     shift, scale = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
+    sums = sums.to(tl.float64)
     if low <= high:
-        c = tl.arange(0, EP)
         many = listed(lists, b * N + stop)
-        sums = tl.load(state.sums + (b * N + stop) * E + c, mask=c < E, other=0.0)
-        row = row_of(rows, law, draft, draft_law, state, b, stop, N)
-        sums = sums.to(tl.float64)
-        total = tl.sum(tl.where(n == stop, each, 0.0), 0)
         if LAZY:
             late = stop == length
             if late:
-                shift, scale, sums = learn(state, b, sums, E)
+                shift, scale, sums = learn(shifts, sums)
                 total = tl.sum(sums, 0)
-        row = weighted(row, (total <= 0) | late)
-        row = known(row[0], late, shift, scale), row[1], row[2], row[3]
-        token = pick(rows, law, draft, draft_law, lists, b, stop, u, total, sums, row, many, N, True, CHUNK)
+        ours, theirs, drawn, hit = weighted(row, (total <= 0) | late)
+        left = known(ours, late, shift, scale), theirs, drawn, hit
+        token = pick(rows, law, draft, draft_law, lists, b, stop, u, total, sums, left, many, N, True, CHUNK)
         flags += tl.where(late & ~(total > 0), 1, 0)
     elif law.first is not None:
         token = tl.load(law.first + b * law.stride + stop)  # of a greedy row
@@ -67,6 +79,15 @@ def emit(
         if state.rule is not None:
             chance = tl.load(state.chance + b * N + n, mask=n < N, other=1.0)
     tell(rows, law, out, b, x, stop, token, flags, numbers, chance, N, NP)
+
+
+@triton.jit
+def candidates(state, b, i, at, many, N, Q, QP: tl.constexpr, SPACIOUS: tl.constexpr):
+    """Excess and weight of the rows of sequence b whose excess is wanted, `many` at most."""
+    part = tl.arange(0, QP)[None, :]
+    start = place_of(i, b, tl.num_programs(0), at, SPACIOUS)[:, None] * Q
+    parts = tl.load(state.totals + start + part, mask=(i < many)[:, None] & (part < Q), other=0.0)
+    return tl.sum(parts, 1).to(tl.float64), tl.load(state.weight + b * N + i, mask=i < N, other=0.0)
 
 
 @triton.jit
@@ -112,10 +133,8 @@ def takes(n, v, low, length, each, w):
 
 
 @triton.jit
-def learn(state, b, sums, E):
+def learn(shifts, sums):
     """Shift and scale of a row that was not measured, from the sums of its chunks; and these by that law."""
-    c = tl.arange(0, sums.shape[0])
-    shifts = tl.load(state.shifts + b * E + c, mask=c < E, other=-1e30)
     shift = tl.max(shifts, 0)
     sums *= tl.exp2(shifts - shift)
     norm = tl.sum(sums, 0)
@@ -149,7 +168,7 @@ def pick(
     token = o * 0 + LATE
     final = o * 0
     while (o < end) & (token == LATE):
-        ids = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), end)
+        ids = ids_of(lists, b * N + n, many, o + tl.arange(0, CHUNK), end)
         part = rest(rows, law, draft, draft_law, b, n, row, ids).to(tl.float64)
         found, last, running = token_at(ids, part, running, threshold)
         token, final = tl.minimum(token, found), tl.maximum(final, last)

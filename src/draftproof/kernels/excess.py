@@ -9,53 +9,56 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import edit, lane_shift, next_may_begin, raw, score, slope, wait, weigh
-from draftproof.kernels.residual import listed, place, rest, row_of, weighted
+from draftproof.kernels.places import LATE, row_of, weighted
+from draftproof.kernels.residual import ids_of, listed, rest
 
 
-@triton.jit(do_not_specialize=["N", "Q", "E"])
+@triton.jit(do_not_specialize=["B", "N", "Q", "E"])
 def excess(
-    rows, law, draft, draft_law, lists, state, N, Q, E,
-    TILE: tl.constexpr, CHUNK: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
+    rows, law, draft, draft_law, lists, state, B, N, Q, E,
+    TILE: tl.constexpr, CHUNK: tl.constexpr, SPACIOUS: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Part c of Q of the rows of the queue that are this program's turn."""
+    """Part c of Q of the rows whose places are this program's turn."""
     next_may_begin(EARLY)
     c = tl.program_id(0) % Q
     k = tl.program_id(0) // Q
+    # sequences from the last to the first, whose rows may still be in the cache
+    place = tl.where(k < B, B - 1 - k, k)
     wait(EARLY)
-    which = tl.load(state.work + 1 + k)  # before it is known whether there is one
-    queued = tl.load(state.work)
-    while k < queued:
-        b = (which // N).to(tl.int64)
-        sum_row(rows, law, draft, draft_law, lists, state, b, which % N, c, N, Q, E, TILE, CHUNK, LAZY)
+    row = row_of(state, law, draft_law, place)  # before it is known whether there is one
+    end = B * N if SPACIOUS else B + tl.load(state.work)
+    while place < end:
+        if row[0] >= 0:
+            sum_row(rows, law, draft, draft_law, lists, state, row, place, c, N, Q, E, TILE, CHUNK, LAZY)
         k += tl.num_programs(0) // Q
-        which = tl.load(state.work + 1 + k)
+        place = k
+        row = row_of(state, law, draft_law, tl.minimum(k, end - 1))
 
 
 @triton.jit
 def sum_row(
-    rows, law, draft, draft_law, lists, state, b, n, c, N, Q, E,
+    rows, law, draft, draft_law, lists, state, row, place, c, N, Q, E,
     TILE: tl.constexpr, CHUNK: tl.constexpr, LAZY: tl.constexpr,
 ):  # fmt: skip
-    """Part c of Q of row n: the sums of its chunks and their total."""
-    row = weighted(row_of(rows, law, draft, draft_law, state, b, n, N), n < 0)
-    sums = state.sums + (b * N + n) * E
+    """Part c of Q of a row: the sums of its chunks and their total."""
+    kind, b = row[0], row[1]
+    n = kind // 8
+    left = weighted(row, kind != kind)
+    sums = state.sums + place.to(tl.int64) * E
     many = listed(lists, b * N + n)
     total = tl.zeros((TILE // CHUNK,), tl.float32)
-    late = n < 0
-    if LAZY:
-        late = n == tl.load(state.facts + 8 * b + 3)
     if many >= 0:
         if n % Q == c:
-            total = sum_list(rows, law, draft, draft_law, lists, b, n, row, many, N, TILE, CHUNK)
+            total = sum_list(rows, law, draft, draft_law, lists, b, n, left, many, N, TILE, CHUNK)
             tl.store(sums, tl.sum(total, 0))
-    elif late:
+    elif (kind & LATE) > 0:
         if LAZY:
             begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
-    elif row[2]:
-        total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, True, TILE, CHUNK)
+    elif left[2]:
+        total = add_up(rows, law, draft, draft_law, sums, b, n, left, c, Q, True, TILE, CHUNK)
     else:
-        total = add_up(rows, law, draft, draft_law, sums, b, n, row, c, Q, False, TILE, CHUNK)
-    tl.store(state.totals + (b * N + n) * Q + c, tl.sum(total, 0))
+        total = add_up(rows, law, draft, draft_law, sums, b, n, left, c, Q, False, TILE, CHUNK)
+    tl.store(state.totals + place * Q + c, tl.sum(total, 0))
 
 
 @triton.jit
@@ -65,7 +68,7 @@ def sum_list(
     """The excess of a listed row, in the first of [C]."""
     total = tl.zeros((CHUNK,), tl.float32)
     for o in range(0, many, CHUNK):
-        ids = place(lists, b * N + n, many, o + tl.arange(0, CHUNK), many)
+        ids = ids_of(lists, b * N + n, many, o + tl.arange(0, CHUNK), many)
         total += rest(rows, law, draft, draft_law, b, n, row, ids)
     return tl.where(tl.arange(0, TILE // CHUNK) == 0, tl.sum(total, 0), 0.0)
 

@@ -17,13 +17,12 @@ from draftproof.kernels.device import Law, Lists, Rows, State, Stats, dull
 from draftproof.kernels.emit import emit
 from draftproof.kernels.excess import excess
 from draftproof.kernels.measure import measure
-from draftproof.kernels.types import Controls, Emitted, Names, Summary
+from draftproof.kernels.types import CREST, Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
 
 GROUPS = 2048  # of a row, each of which keeps its largest score
 TILE = 2048  # tokens whose excess is summed at a time, ...
 CHUNK = 256  # ... in chunks whose sums are kept
-WIDE, MANY = 65536, 4 * 10**7  # tokens of a row and of all: from here on a look at the largest pays
 PROCESSORS = 132  # of an H200; others differ by less than would matter
 FINE = 32  # tokens of a group where few tokens stay, ...
 BLOCKS = 256  # ... and at least so many blocks of such groups has a row, or no blocks
@@ -39,7 +38,6 @@ class Plan(NamedTuple):
     group: int  # tokens whose largest score is kept together
     parts: int  # programs that share the excess of a row, ...
     ranks: int  # ... and so many the rows of a sequence, of which mostly one is wanted, sometimes all
-    crests: int  # parts of a span that name their largest tokens, to narrow the rows down; 0: all of them are summed
     whole: bool = False  # whether a row that is truncated to a few tokens is one span, cut by the program that reads it
 
     @staticmethod
@@ -50,9 +48,8 @@ class Plan(NamedTuple):
         span = min(_power(9 * root, 1024, 16384), max(group, triton.next_power_of_2(size)))
         parts = triton.cdiv(size, _power(2.3 * root, TILE, 32768))
         ranks = nodes if batch * nodes <= PROCESSORS else min(2, nodes)
-        crests = 4 if size >= WIDE and batch * nodes * size >= MANY else 0
         whole = 2 * PROCESSORS <= batch * nodes <= 6 * PROCESSORS
-        return Plan(span, min(span, 4096), group, parts, ranks, crests, whole)
+        return Plan(span, min(span, 4096), group, parts, ranks, whole)
 
 
 class Cutting(NamedTuple):
@@ -98,12 +95,12 @@ class Workspace(NamedTuple):
         word, parts = torch.int32, (rows, spans)
         stats = Stats(
             room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit),
-            room(rows, limit), room(rows, spans * plan.crests, dtype=word) if plan.crests else None,
+            room(rows, limit), room(rows, CREST),
         )  # fmt: skip
         state = State(
             None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows),
-            room(rows, chunks(size)), room(rows, plan.parts), room(batch, chunks(size)),
-            room(1 + 2 * rows, dtype=word),
+            room(rows, 16, dtype=word), room(rows, chunks(size)), room(rows, plan.parts), room(batch, chunks(size)),
+            room(1, dtype=word),
         )  # fmt: skip
         listed = min(ROOM, size)
         lists = Lists(
@@ -138,8 +135,6 @@ def run(
     # A law that keeps every token can be drawn from in the pass that makes it, so the last row is read then, if at all
     lazy = not (rule is None or controls.truncates or controls.greedy)
     stats, lists, width, block = _grouped(space, size, target.dtype, controls)
-    if not lazy or draft is None:
-        stats = stats._replace(crest=None)
     state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
     summed = controls.whole or controls.truncates > 1  # else every row that is drawn from has a list
     short = controls.truncates > 0 and not summed
@@ -154,20 +149,25 @@ def run(
         state = state._replace(seed=names.seed, request=names.request, step=names.step)
         out = _room(batch, nodes, logprobs, target.device)
     rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
+    if rule is not None:
+        law = law._replace(crest=None, height=None)  # of drafters
     wide, whole = triton.next_power_of_2, short and plan.whole
     span = max(plan.tile, wide(size)) if whole else plan.span
     spans, limits = triton.cdiv(size, span), (controls.top_k, controls.top_p, controls.min_p)
     greedy, early = controls.greedy, begins_early(target.device)
     theirs = controls if draft_controls is None else draft_controls
     laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
-    kept = state.sums.shape[1]
+    if laws[3].crest is None:
+        stats = stats._replace(crest=None)
+    kept, spacious = state.sums.shape[1], plan.ranks == nodes
     way = Cutting.of(batch * nodes, controls.truncates > 1, whole)
     shift, best = 0 if _edits(controls) else _SHIFT[target.dtype], wide(lists.limit // block)
     with on(target.device):
         measure[(batch * (nodes - lazy) * spans,)](
-            rows, law, stats, lists, limits if whole else None, state.work, nodes, nodes - lazy, spans, SPAN=span,
-            TILE=plan.tile, LANE=width, BLOCK=block, W=max(plan.crests, 1), BP=best, FEW=way.few, SWEEP=way.sweep,
-            SHIFT=shift, GREEDY=greedy, LAZY=lazy, EARLY=early, num_warps=4, maxnreg=way.registers if whole else None,
+            rows, law, laws[3], rule, stats, lists, limits if whole else None, state.work, nodes, nodes - lazy, spans,
+            SPAN=span, TILE=plan.tile, LANE=width, BLOCK=block, W=_share(spans, plan.tile // width), C=CREST, BP=best,
+            FEW=way.few, SWEEP=way.sweep, SHIFT=shift, GREEDY=greedy, LAZY=lazy, EARLY=early,
+            num_warps=4, maxnreg=way.registers if whole else None,
         )  # fmt: skip
         if controls.truncates and not whole:
             cut[(batch * nodes,)](
@@ -181,19 +181,20 @@ def run(
             )
         elif out is not None or not controls.truncates:
             decide[(batch,)](
-                *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), LANE=width, W=max(plan.crests, 1),
-                WP=wide(spans * max(plan.crests, 1)), GREEDY=greedy, LAZY=lazy, EARLY=early,
-                num_warps=4 if plan.crests or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
+                *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), C=CREST, SPACIOUS=spacious,
+                GREEDY=greedy, LAZY=lazy, EARLY=early,
+                num_warps=4 if stats.crest is not None or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
             )  # fmt: skip
         if out is not None and summed:
             excess[(batch * plan.parts * plan.ranks,)](
-                *laws, lists, state, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, LAZY=lazy, EARLY=early,
-                num_warps=4, maxnreg=128, launch_pdl=early,
+                *laws, lists, state, batch, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, SPACIOUS=spacious,
+                LAZY=lazy, EARLY=early, num_warps=4, maxnreg=128, launch_pdl=early,
             )  # fmt: skip
         if out is not None and not short:
             emit[(batch,)](
                 *laws, lists, state, out, nodes, kept, plan.parts, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept),
-                QP=wide(plan.parts), LAZY=lazy, EARLY=early, num_warps=4, launch_pdl=early,
+                QP=wide(plan.parts), SPACIOUS=spacious, LAZY=lazy, EARLY=early,
+                num_warps=8 if kept > 512 else 4, launch_pdl=early,
             )  # fmt: skip
     return out, summary
 
@@ -216,6 +217,11 @@ def _grouped(space: Workspace, size: int, dtype: torch.dtype, controls: Controls
     if block == 1:
         stats = stats._replace(block=stats.group)
     return stats, lists._replace(limit=limit), group, block
+
+
+def _share(spans: int, lanes: int) -> int:
+    """How many of its large tokens a span names, a power of two, so that a row names CREST or fewer."""
+    return int(min(2 ** int(math.log2(max(1, CREST // spans))), lanes))
 
 
 def _edits(controls: Controls) -> bool:
@@ -251,10 +257,11 @@ def rows_of(logits: Tensor | None, node: int, tokens: Tensor, controls: Controls
 def law_of(summary: Summary | None, controls: Controls) -> Law:
     """Summaries of rows, for a kernel."""
     if summary is None:
-        return Law(None, None, None, None, 0)
+        return Law(None, None, None, None, None, None, 0)
     cutoff = summary.cutoff if controls.truncates else None
     first = summary.first if controls.truncates or controls.greedy else None
-    return Law(summary.shift, summary.scale, cutoff, first, summary.shift.stride(0))
+    crest, height = (None, None) if controls.truncates else (summary.crest, summary.height)
+    return Law(summary.shift, summary.scale, cutoff, first, crest, height, summary.shift.stride(0))
 
 
 def begins_early(device: torch.device) -> bool:

@@ -13,8 +13,8 @@ from draftproof.kernels.device import LATE, edit, is_read, lane_shift, next_may_
 
 @triton.jit(do_not_specialize=["N", "M", "S"])
 def measure(
-    rows, law, stats, lists, limits, work, N, M, S,
-    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr,
+    rows, law, draft_law, rule, stats, lists, limits, work, N, M, S,
+    SPAN: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     BP: tl.constexpr, FEW: tl.constexpr, SWEEP: tl.constexpr, SHIFT: tl.constexpr,
     GREEDY: tl.constexpr, LAZY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -29,12 +29,17 @@ def measure(
     used = is_read(rows, b, n, LAZY)
     if work is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
         if program == 0:
-            tl.store(work, 0)  # the queue of a later kernel is empty
+            tl.store(work, 0)  # no more places are taken
     if limits is not None:
         tl.store(lists.count + program, -1)
     if used:
         c = program % S
         rate, _ = slope(rows, b)
+        marks = tl.zeros((C,), tl.int32)
+        if stats.crest is not None:  # of block verification alone
+            i = tl.arange(0, C)
+            blocks = i < tl.where(tl.load(rule + b) == 1, C, 0)
+            marks = tl.load(draft_law.crest + (b * draft_law.stride + n) * C + i, mask=blocks, other=-1)
         first = c * (SPAN // TILE)
         end = tl.minimum(first + SPAN // TILE, tl.cdiv(rows.size, TILE))
         peaks, norms, firsts, where = read(
@@ -62,11 +67,32 @@ def measure(
                 tl.store(stats.norm + at, norm)
             if GREEDY:
                 tl.store(stats.first + at, first)
-        if stats.crest is not None:
-            high = tl.reshape(peaks, (W, TILE // LANE // W))
-            where = tl.reshape(where * (TILE // LANE) + tl.arange(0, TILE // LANE), (W, TILE // LANE // W))
-            where = tl.max(tl.where(high == tl.max(high, 1)[:, None], where, 0), 1)
-            tl.store(stats.crest + at * W + tl.arange(0, W), where)
+        if law.crest is not None:
+            note_largest(rows, law, b, n, c, S, peaks, where, W, C, TILE, LANE)
+        if stats.crest is not None:  # now that they have just been read
+            inside = (marks >= c * SPAN) & (marks < tl.minimum((c + 1) * SPAN, rows.size))
+            s = score(rows, b, n, marks, inside)
+            tl.store(stats.crest + (b * N + n) * C + tl.arange(0, C), s, mask=inside)
+
+
+@triton.jit
+def note_largest(
+    rows, law, b, n, c, S, peaks, where, W: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr, LANE: tl.constexpr
+):  # fmt: skip
+    """The largest token of each of W parts of span c, which are in the lanes that have the largest peaks."""
+    high = tl.reshape(peaks, (W, TILE // LANE // W))
+    where = tl.reshape(where * (TILE // LANE) + tl.arange(0, TILE // LANE), (W, TILE // LANE // W))
+    where = tl.max(tl.where(high == tl.max(high, 1)[:, None], where, 0), 1)
+    ids = where[:, None] * LANE + tl.arange(0, LANE)[None, :]
+    s = score(rows, b, n, ids, ids < rows.size)
+    best = tl.max(s, 1)
+    ids = tl.max(tl.where(s == best[:, None], ids, -1), 1)
+    at = (b * law.stride + n) * C
+    i = c * W + tl.arange(0, W)
+    tl.store(law.crest + at + i, tl.where(ids < rows.size, ids, -1), mask=i < C)
+    tl.store(law.height + at + i, best, mask=i < C)
+    every = tl.arange(0, C)
+    tl.store(law.crest + at + every, -1, mask=every >= tl.where(c == S - 1, S * W, C))
 
 
 @triton.jit

@@ -14,6 +14,8 @@ from draftproof.errors import DraftproofError
 from draftproof.sampling import Context, Sampling
 
 SHORT = 256
+CREST = 64  # large tokens that a drafter keeps of a row, ...
+MANY = 4 * 10**7  # ... if verification reads so many tokens in all
 
 
 class Rule(IntEnum):
@@ -54,12 +56,31 @@ class Summary(NamedTuple):
     scale: Tensor  # [B, N] float32; not positive for a row without a law
     cutoff: Tensor  # [B, N] float32, set only where any row is truncated
     first: Tensor  # [B, N] int32, set only where any row is truncated or greedy
+    # [B, N, CREST], on request and where no row is truncated: different large tokens (int32, -1 for none), their scores
+    crest: Tensor | None = None
+    height: Tensor | None = None
 
     @staticmethod
-    def empty(batch: int, nodes: int, device: torch.device) -> Summary:
+    def empty(batch: int, nodes: int, device: torch.device, crest: bool = False) -> Summary:
         """Room for the summaries of [batch, nodes] rows."""
         shift, scale, cutoff = (torch.empty(batch, nodes, device=device) for _ in range(3))
-        return Summary(shift, scale, cutoff, torch.empty(batch, nodes, dtype=torch.int32, device=device))
+        first = torch.empty(batch, nodes, dtype=torch.int32, device=device)
+        if not crest:
+            return Summary(shift, scale, cutoff, first)
+        height = torch.empty(batch, nodes, CREST, device=device)
+        return Summary(shift, scale, cutoff, first, height.to(torch.int32), height)
+
+    def at(self, nodes: slice) -> Summary:
+        """The summaries of some nodes, in the same memory."""
+        return Summary(*(None if part is None else part[:, nodes] for part in self))  # type: ignore[arg-type]
+
+
+def crest_pays(batch: int, nodes: int, vocabulary: int) -> bool:
+    """Whether it is worth while to keep the crests of draft rows, for target logits [batch, nodes, vocabulary].
+
+    With them block verification has fewer rows to sum.
+    """
+    return batch * nodes * vocabulary >= MANY
 
 
 class Emitted(NamedTuple):
