@@ -81,15 +81,18 @@ def tokens(t, TILE: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def tiles(size, c, Q, TILE: tl.constexpr):
-    """The first tile of part c of Q, the end of the full ones, and the end of all: the row's last may be shorter."""
+    """The first tile of part c of Q, the end of those that are gone through one by one, and the end of all.
+
+    The last is left out there if it is the row's and shorter, or the part's only one: so it is underway sooner.
+    """
     each = tl.cdiv(tl.cdiv(size, TILE), Q)
     end = tl.minimum((c + 1) * each, tl.cdiv(size, TILE))
-    return c * each, tl.minimum(end, size // TILE), end
+    return c * each, tl.where(each == 1, c, tl.minimum(end, size // TILE)), end
 
 
 @triton.jit
 def short_tile(size, start, full, end, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    """The ids of the tile after the full ones, and which of them are there: none if all tiles of the part are full."""
+    """The ids of the tile that is left out, and which of them are there: none if no tile is."""
     ids = tokens(full, TILE, CHUNK)
     return ids, ids < tl.where((full < end) & (start < end), size, 0)
 
@@ -104,7 +107,7 @@ def add_up(
     i = tl.arange(0, TILE // CHUNK)
     total = tl.zeros((TILE // CHUNK,), tl.float32)
     last, short = short_tile(rows.size, start, full, end, TILE, CHUNK)
-    rest = raw(rows, b, n, last, short)  # underway while the full tiles are gone through
+    rest = raw(rows, b, n, last, short)  # underway while the others are gone through
     theirs = rest
     if DRAWN and draft.logits is not None:
         theirs = raw(draft, b, n, last, short)
