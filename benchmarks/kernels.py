@@ -170,7 +170,7 @@ def pick(batch: int, device: str) -> Callable[[], Any]:
     first = torch.zeros(batch, dtype=torch.int64, device=device)
     law = reference.law(data.draft[:, :1], data.controls, data.tokens[:, :0])[:, 0]
     tokens = torch.multinomial(law, GUESSES, replacement=True)
-    laws = kernels.summarise(data.target, data.controls, data.tokens)
+    laws = kernels.summarise(data.target, data.controls, data.tokens, crest=False)
     return lambda: kernels.pick(
         data.target, first, data.draft, first, tokens, data.controls, data.names, laws=laws, drafted=data.kept,
         backend="triton",

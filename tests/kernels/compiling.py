@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from draftproof import kernels
 from draftproof.draft import Tree
-from draftproof.kernels import Controls, Names, launch
+from draftproof.kernels import Controls, Names, Summary, launch
 from draftproof.sampling import Sampling
 
 BATCH, NODES, SIZE = 3, 4, 1271
@@ -67,7 +67,7 @@ def pretend() -> None:
 
     JITFunction.run = compiled
     torch.Tensor.is_cuda = property(lambda tensor: True)
-    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    launch.begins_early = lambda device: True
     launch.on = lambda device: nullcontext()
 
 
@@ -82,7 +82,14 @@ def compile_all(sampling: Sampling) -> None:
     chain, tree = torch.zeros(BATCH, NODES - 1, dtype=torch.int64), Tree.of(1, 2)
     kernels.sample(logits(1)[:, 0], controls, names, node=1, index=2, tokens=chain[:, :1], backend="triton")
     rule = torch.zeros(BATCH, dtype=torch.int32)
-    kernels.verify(logits(NODES), logits(NODES - 1), chain, controls, rule, names, backend="triton")
+    for crest, ranks in ((False, NODES), (True, 1)):
+        kept = Summary.empty(BATCH, NODES - 1, torch.device("cpu"), crest)
+        kernels.sample(logits(1)[:, 0], controls, names, summary=kept.at(slice(0, 1)), backend="triton")
+        plan = launch.Plan.of(BATCH, NODES, SIZE)._replace(ranks=ranks)
+        kernels.verify(
+            logits(NODES), logits(NODES - 1), chain, controls, rule, names, drafted=kept, backend="triton",
+            workspace=launch.Workspace.of(BATCH, NODES, SIZE, torch.device("cpu"), plan),
+        )  # fmt: skip
     tokens = torch.zeros(BATCH, NODES, dtype=torch.int64)
     kernels.guess(logits(1), [0], tree, tokens, controls, names, backend="triton")
     kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, names, backend="triton")

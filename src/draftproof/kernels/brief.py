@@ -42,7 +42,7 @@ def brief(
     scores = tl.zeros((WIDTH, NP), tl.float32)
     # Always true, but not known before all the above is: else the compiler puts most of that off until after the wait,
     # and it waits for the laws, to decide by, before it asks for the lists.
-    if (tl.sum(q + x, 0) + u + v + rate + length + fault < -1e30) == 0:
+    if (tl.sum(tl.abs(q) + x, 0) + u + v + rate + length + fault < -1e30) == 0:
         wait(EARLY)
         shift, scale, cutoff, first, _, _ = recall(rows, law, b, n, n < N)
         many = tl.load(lists.count + b * N + n, mask=n < N, other=0)
@@ -92,11 +92,11 @@ def draw(draft, draft_law, b, n, ids, scores, logits, drawn, ours, theirs, weigh
 
     So short a list holds the tokens that stay and no others.
     """
-    shift, scale, _cutoff, _first, rate, _greedy = above(ours)
+    shift, scale, _cutoff, _first, rate, _greedy = across(ours)
     left = tl.exp2(tl.fma(scores, rate, -shift)) * scale * weights.to(tl.float32)[None, :]
     if draft.logits is not None:
         t = edit(draft, logits, b, n[None, :], ids, drawn)
-        left -= tl.where(drawn, weigh(draft_law, t, ids, above(theirs)), 0.0)
+        left -= tl.where(drawn, weigh(draft_law, t, ids, across(theirs)), 0.0)
     left = tl.where((ids == LATE) | (ids == hit[None, :]), 0.0, tl.maximum(left, 0.0)).to(tl.float64)
     each = tl.sum(left, 0)
     reached = (tl.cumsum(left, 0) > (u * each)[None, :]) & (left > 0)
@@ -110,7 +110,7 @@ def later(n_a, a, n_b, b):
 
 
 @triton.jit
-def above(numbers):
+def across(numbers):
     """Numbers of `recall` for rows [NP], to stand above their tokens [WIDTH, NP]."""
     shift, scale, cutoff, first, rate, greedy = numbers
     return shift[None, :], scale[None, :], cutoff[None, :], first[None, :], rate, greedy
@@ -125,9 +125,9 @@ def draw_long(
     if stop < 0:
         there = (n > low) & (n <= high)
         shift, scale, cutoff, first, rate, greedy = ours
-        mine = above((shift, scale * weights.to(tl.float32), cutoff, first, rate, greedy))
+        mine = across((shift, scale * weights.to(tl.float32), cutoff, first, rate, greedy))
         drawn, hit = (n < length) & (rule != 2), tl.where((n < length) & (rule == 2), x, -1)
-        every = mine, above(theirs), drawn[None, :], hit[None, :]
+        every = mine, across(theirs), drawn[None, :], hit[None, :]
         each = add_lists(rows, law, draft, draft_law, lists, b, n, every, tl.where(there, many, 0), N, WIDTH)
         stop = settle(n, v, low, length, each.to(tl.float64), weights)
     row = row_at(n, stop, ours, theirs, weights, x, length, rule)

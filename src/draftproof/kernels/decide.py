@@ -156,7 +156,7 @@ def walk(n, u, p, q, length, rule):
     )
     w = tl.where(inside, tl.minimum(w, most), 0.0)  # of the node after n
     kept, sures = inside & (1.0 - reach <= u), tl.where(w == 1.0, n + 1, 0)
-    stop, sure, final = tl.reduce((kept.to(tl.int32), sures, tl.where(n == length - 1, w, 0.0)), 0, counted)
+    stop, sure, final = tl.reduce((kept.to(tl.int32), sures, tl.where(n == length - 1, w, 0.0)), 0, tallied)
     after = inside & (n >= sure)
     below = tl.reduce(tl.where(after, 1.0 - w, 1.0), 0, times)  # not to be taken, of all nodes after the sure one
     end = tl.where(length > 0, 1.0 - final, 0.0)
@@ -175,6 +175,6 @@ def capped(a, most, reach, b, cap, goes):
 
 
 @triton.jit
-def counted(count, high, sum, more, higher, rest):
+def tallied(count_a, high_a, sum_a, count_b, high_b, sum_b):
     """How many, the highest and the sum: one reduction for all."""
-    return count + more, tl.maximum(high, higher), sum + rest
+    return count_a + count_b, tl.maximum(high_a, high_b), sum_a + sum_b

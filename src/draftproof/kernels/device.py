@@ -79,9 +79,8 @@ class State(NamedTuple):
     # [B, 8]: the last accepted node, -1 while block verification needs the excess of several; the first and the last
     # node whose excess is wanted; number of drafts; fault; places taken before. None where nothing is to be emitted
     facts: Any = None
-    weight: Any = (
-        None  # [B, N] w, the factor of p in the excess, of the first row whose excess is wanted and those after it
-    )
+    # [B, N] w, the factor of p in the excess, of the first row whose excess is wanted and those after it
+    weight: Any = None
     chance: Any = None  # [B, N] p of the draft after each node
     # Rows whose excess is wanted have a place each (`places.place_of`): the first of sequence b has place b
     places: Any = None  # [B * N, 16] what is known of the row, as `places.keep` writes it

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from draftproof.kernels.device import edit, lane_shift, next_may_begin, raw, score, slope, wait, weigh
-from draftproof.kernels.places import LATE, row_of, weighted
+from draftproof.kernels.places import UNREAD, row_of, weighted
 from draftproof.kernels.residual import ids_of, listed, rest
 
 
@@ -43,7 +43,7 @@ def sum_row(
     """Part c of Q of a row: the sums of its chunks and their total."""
     kind, b = row[0], row[1]
     n = kind // 8
-    left = weighted(row, kind != kind)
+    left = weighted(row, kind < 0)
     sums = state.sums + place.to(tl.int64) * E
     many = listed(lists, b * N + n)
     total = tl.zeros((TILE // CHUNK,), tl.float32)
@@ -51,7 +51,7 @@ def sum_row(
         if n % Q == c:
             total = sum_list(rows, law, draft, draft_law, lists, b, n, left, many, N, TILE, CHUNK)
             tl.store(sums, tl.sum(total, 0))
-    elif (kind & LATE) > 0:
+    elif (kind & UNREAD) > 0:
         if LAZY:
             begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
     elif left[2]:

@@ -157,7 +157,7 @@ def run(
     greedy, early = controls.greedy, begins_early(target.device)
     theirs = controls if draft_controls is None else draft_controls
     laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
-    if laws[3].crest is None:
+    if short or laws[3].crest is None:
         stats = stats._replace(crest=None)
     kept, spacious = state.sums.shape[1], plan.ranks == nodes
     way = Cutting.of(batch * nodes, controls.truncates > 1, whole)

@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """First kernel: every target row is read once, for the largest score and the normaliser of each of its spans.
 
-With a few hundred rows a truncated row is one span, and the program that has read it cuts it too.
+With a few hundred rows a truncated row is one span, and the program that has read it cuts it too. Of a drafter's row
+the large tokens may be kept, and of a target's row the scores of the drafter's large tokens.
 """
 
 import triton
@@ -36,10 +37,10 @@ def measure(
         c = program % S
         rate, _ = slope(rows, b)
         marks = tl.zeros((C,), tl.int32)
-        if stats.crest is not None:  # of block verification alone
+        if stats.crest is not None:  # of block verification alone, and of rows that a draft was drawn beside
             i = tl.arange(0, C)
-            blocks = i < tl.where(tl.load(rule + b) == 1, C, 0)
-            marks = tl.load(draft_law.crest + (b * draft_law.stride + n) * C + i, mask=blocks, other=-1)
+            wanted = i < tl.where((tl.load(rule + b) == 1) & (n < N - 1), C, 0)
+            marks = tl.load(draft_law.crest + (b * draft_law.stride + n) * C + i, mask=wanted, other=-1)
         first = c * (SPAN // TILE)
         end = tl.minimum(first + SPAN // TILE, tl.cdiv(rows.size, TILE))
         peaks, norms, firsts, where = read(

@@ -42,7 +42,7 @@ def narrow(n, v, law, draft_law, ids, t, s, ours, theirs, weights, low, high):
     below, above = tl.associative_scan((never, ever), 0, both_times, reverse=True)
     possible = asked & (v >= below) & (v * ever < above)
     rest = v < tl.min(tl.where(asked, above, 1.0), 0)
-    last = tl.where(rest, low, tl.min(tl.where(possible, n, n.shape[0]), 0))
+    last = tl.where(rest, low, tl.min(tl.where(possible, n, high), 0))  # by rounding there may be none
     sole = tl.sum(possible.to(tl.int32), 0) + rest.to(tl.int32) == 1
     return tl.where(sole, last, -1), last, tl.where(sole, last, high)
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 # What a row may be: q is that of the draft row; it was not measured; the drafter is greedy. 8 times its node is added.
 DRAWN: tl.constexpr = tl.constexpr(1)
-LATE: tl.constexpr = tl.constexpr(2)
+UNREAD: tl.constexpr = tl.constexpr(2)
 GREEDY: tl.constexpr = tl.constexpr(4)
 
 
@@ -31,7 +31,7 @@ def keep(state, law, draft_law, b, n, N, low, high, at, known, SPACIOUS: tl.cons
     there = (n >= low) & (n <= high)
     i = tl.where(n < low, n - low + N, n - low)
     out = state.places + 16 * place_of(i, b, tl.num_programs(0), at, SPACIOUS)
-    kind = 8 * n + tl.where(drawn, DRAWN, 0) + tl.where(late, LATE, 0) + tl.where(theirs[5], GREEDY, 0)
+    kind = 8 * n + tl.where(drawn, DRAWN, 0) + tl.where(late, UNREAD, 0) + tl.where(theirs[5], GREEDY, 0)
     tl.store(out, tl.where(there, kind, -1), mask=(n < N) if SPACIOUS else there | (n == low))
     tl.store(out + 1, (n * 0 + b).to(tl.int32), mask=there)
     tl.store(out + 2, hit.to(tl.int32), mask=there)

@@ -67,8 +67,8 @@ class Summary(NamedTuple):
         first = torch.empty(batch, nodes, dtype=torch.int32, device=device)
         if not crest:
             return Summary(shift, scale, cutoff, first)
-        height = torch.empty(batch, nodes, CREST, device=device)
-        return Summary(shift, scale, cutoff, first, height.to(torch.int32), height)
+        large = torch.empty(batch, nodes, CREST, dtype=torch.int32, device=device)
+        return Summary(shift, scale, cutoff, first, large, torch.empty(batch, nodes, CREST, device=device))
 
     def at(self, nodes: slice) -> Summary:
         """The summaries of some nodes, in the same memory."""
