@@ -17,7 +17,7 @@ from draftproof.bench.pair import Pair
 from draftproof.bench.rows import facts, rows
 from draftproof.bench.turns import Ids, Ready, Run, Way, Workload, Write, open_ways, take_turns
 
-TOKENS, ROUNDS, FIRST = 48, 2, 4  # of a quick look, and of the text before it, which warms up
+TOKENS, ROUNDS, FIRST = 48, 3, 4  # of a quick look, whose median bears one hitch, and of the text that warms up
 PLAIN = "draftproof plain"
 
 
