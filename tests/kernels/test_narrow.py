@@ -68,12 +68,12 @@ def test_no_scores_are_looked_up_beside_the_row_after_the_last_draft() -> None:
     law = kernels.summarise(draft, controls, tokens, crest=False)
     kept = law._replace(crest=crest, height=draft[:, :, :64].contiguous())
     space = launch.Workspace.of(batch, nodes, size, torch.device(DEVICE))
-    space.stats.crest.fill_(-7.0)
+    space.stats.height.fill_(-7.0)
     rule = torch.full((batch,), Rule.BLOCK, dtype=torch.int32, device=DEVICE)
     b = torch.arange(batch, device=DEVICE)
     kernels.verify(
         target, draft, tokens, controls, rule, Names(b, b, b), drafted=kept, backend="triton", workspace=space
     )
-    seen = space.stats.crest.view(batch, nodes, 64)
+    seen = space.stats.height.view(batch, nodes, 64)
     assert torch.equal(seen[:, :-1], target[:, :-1, :64])
     assert (seen[:, -1] == -7).all()

@@ -8,6 +8,7 @@ from draftproof.kernels.decide import guesses, misses, walk
 from draftproof.kernels.device import (
     LATE,
     edit,
+    known,
     next_may_begin,
     plain,
     raw,
@@ -19,7 +20,7 @@ from draftproof.kernels.device import (
     weigh,
 )
 from draftproof.kernels.emit import pick, settle, takes, tell
-from draftproof.kernels.residual import ids_of, rest
+from draftproof.kernels.residual import beside, ids_of, rest
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -36,19 +37,18 @@ def brief(
     rule, v = stopping(state, b)
     rate, greedy = slope(rows, b)
     x, s, q, theirs, length, fault, _used = guesses(rows, draft, draft_law, rule, b, N, NP, False)
-    hit = tl.where((n < length) & (rule == 2), x, -1).to(tl.int32)
+    from_row, hit = beside(n, x.to(tl.int32), length, rule)
     many, shift, scale, cutoff, first = n * 0, q * 0, q * 0, q * 0, n * 0
     ids = tl.full((WIDTH, NP), LATE, tl.int32)
     scores = tl.zeros((WIDTH, NP), tl.float32)
-    # Always true, but not known before all the above is: else the compiler puts most of that off until after the wait,
-    # and it waits for the laws, to decide by, before it asks for the lists.
-    if (tl.sum(tl.abs(q) + x, 0) + u + v + rate + length + fault < -1e30) == 0:
+    # the loads too, or the compiler waits for the laws, to decide by, before it asks for the lists
+    if known(tl.sum(tl.abs(q) + x, 0) + u + v + rate + length + fault):
         wait(EARLY)
         shift, scale, cutoff, first, _, _ = recall(rows, law, b, n, n < N)
         many = tl.load(lists.count + b * N + n, mask=n < N, other=0)
         ids, scores = look_up(lists, b, n, N, WIDTH)
     ids = tl.where(tl.arange(0, WIDTH)[:, None] < many[None, :], ids, LATE)
-    drawn = ids < tl.where((n < length) & (rule != 2), rows.size, 0)[None, :]
+    drawn = ids < tl.where(from_row, rows.size, 0)[None, :]
     logits = None if draft.logits is None else raw(draft, b, n[None, :], ids, drawn)
     ours = shift, scale, cutoff, first, rate, greedy
     p = tl.where(n < length, weigh(law, s, x, ours), 0.0)
@@ -56,7 +56,9 @@ def brief(
     flags = fault + misses(n, ours, tl.maximum(stop, length - 1)).to(tl.int32)
     last, token = low, of(n == low, first)
     if ((flags & 1) == 0) & (greedy == 0):
-        each, tokens = draw(draft, draft_law, b, n, ids, scores, logits, drawn, ours, theirs, weights, hit, u)
+        each, tokens = draw(
+            draft, draft_law, b, n, ids, scores, logits, drawn, ours, theirs, weights, hit.to(tl.int32), u
+        )
         back = NP - 1 - n  # from the last node to the first
         taken = back == low
         if stop < 0:
@@ -126,7 +128,7 @@ def draw_long(
         there = (n > low) & (n <= high)
         shift, scale, cutoff, first, rate, greedy = ours
         mine = across((shift, scale * weights.to(tl.float32), cutoff, first, rate, greedy))
-        drawn, hit = (n < length) & (rule != 2), tl.where((n < length) & (rule == 2), x, -1)
+        drawn, hit = beside(n, x, length, rule)
         every = mine, across(theirs), drawn[None, :], hit[None, :]
         each = add_lists(rows, law, draft, draft_law, lists, b, n, every, tl.where(there, many, 0), N, WIDTH)
         stop = settle(n, v, low, length, each.to(tl.float64), weights)
@@ -146,8 +148,7 @@ def draw_long(
 def row_at(n, k, ours, theirs, weights, x, length, rule):
     """Row k as `weighted` has it, from what is at hand of all rows: laws, weights and drafts [NP]."""
     here = n == k
-    drawn = (k < length) & (rule != 2)
-    hit = tl.where((k < length) & (rule == 2), tl.sum(tl.where(here, x, 0), 0), -1)
+    drawn, hit = beside(k, of(here, x), length, rule)
     shift, scale, cutoff, first, rate, greedy = ours
     mine = of(here, shift), of(here, scale * weights.to(tl.float32)), of(here, cutoff), of(here, first), rate, greedy
     shift, scale, cutoff, first, rate, greedy = theirs

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from draftproof.kernels.device import (
     LATE,
+    known,
     next_may_begin,
     plain,
     recall,
@@ -18,11 +19,12 @@ from draftproof.kernels.device import (
     shift_of,
     slope,
     stopping,
-    wait_with,
+    wait,
     weigh,
 )
 from draftproof.kernels.narrow import look, narrow
 from draftproof.kernels.places import keep
+from draftproof.kernels.residual import beside
 from draftproof.kernels.scan import times
 
 
@@ -39,12 +41,13 @@ def decide(
     rule, v = stopping(state, b)
     x, s, q, theirs, length, fault, used = guesses(rows, draft, draft_law, rule, b, N, NP, LAZY)
     large, height, seen = x, s, s
-    if stats.crest is not None:
+    if stats.height is not None:
         large, height = look(draft_law, rule, b, N, NP, C)
-    wait_with(tl.sum(tl.abs(q) + x, 0) + v + length + fault, EARLY)
-    if stats.crest is not None:
-        at = (b * N + n[:, None]) * C + tl.arange(0, C)[None, :]
-        seen = tl.load(stats.crest + at, mask=large >= 0, other=float("-inf"))
+    if known(tl.sum(tl.abs(q) + x, 0) + v + length + fault):
+        wait(EARLY)
+    if stats.height is not None:
+        there = (b * N + n[:, None]) * C + tl.arange(0, C)[None, :]
+        seen = tl.load(stats.height + there, mask=large >= 0, other=float("-inf"))
     if law.cutoff is None:
         ours = combine(rows, law, stats, b, N, S, used, NP, SP, GREEDY)
     else:
@@ -52,7 +55,7 @@ def decide(
     if state.facts is not None:
         p = tl.where(n < length, weigh(law, s, x, ours), 0.0)
         stop, low, high, weights = walk(n, v, p, q, length, rule)
-        if stats.crest is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
+        if stats.height is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
             if stop < 0:
                 stop, low, high = narrow(n, v, law, draft_law, large, height, seen, ours, theirs, weights, low, high)
         lost = misses(n, ours, length - 1 if LAZY else tl.maximum(stop, length - 1))
@@ -63,9 +66,9 @@ def decide(
                 if high > low:
                     at = tl.atomic_add(state.work, high - low, sem="relaxed")
             late = n == (length if LAZY else -1)
-            drawn, hit = (n < length) & (rule != 2), tl.where((n < length) & (rule == 2), x, -1)
-            known = drawn, late, hit, weights, ours, theirs
-            keep(state, law, draft_law, b, n, N, low, high, at, known, SPACIOUS)
+            drawn, hit = beside(n, x, length, rule)
+            row = drawn, late, hit, weights, ours, theirs
+            keep(state, law, draft_law, b, n, N, low, high, at, row, SPACIOUS)
         note(state, b, n, N, tl.where(lost, 0, stop), low, high, length, fault + lost.to(tl.int32), at, weights, p)
 
 

@@ -53,7 +53,7 @@ class Stats(NamedTuple):
     group: Any  # [B * N, G] largest score of each group of tokens; None where nothing is truncated
     block: Any  # [B * N, G / BLOCK] largest score of each BLOCK groups
     share: Any  # [B * N, G] like norm, of each group and its own peak; None unless many tokens may stay
-    crest: Any  # [B * N, C] scores of the drafter's large tokens; None where they are not wanted
+    height: Any  # [B * N, C] scores of the drafter's large tokens; None where they are not wanted
 
 
 class Lists(NamedTuple):
@@ -116,14 +116,13 @@ def wait(EARLY: tl.constexpr):
 
 
 @triton.jit
-def wait_with(number, EARLY: tl.constexpr):
-    """As `wait`, when a number (that is not as low as -1e30) is known.
+def known(number):
+    """Always true of a number that is not as low as -1e30, but not before it is there.
 
-    Else the compiler puts off until after the wait what was meant to be done in the meantime.
+    A wait that hangs on it is not put before the work for it; else the compiler puts off until after the wait what was
+    meant to be done in the meantime.
     """
-    if EARLY:  # noqa: SIM102  (known when the kernel is compiled; the next, always true, only when it runs)
-        if (number < -1e30) == 0:
-            gdc_wait()
+    return (number < -1e30) == 0
 
 
 @triton.jit

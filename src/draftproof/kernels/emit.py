@@ -8,7 +8,18 @@ that chunk alone once more; or it goes through the row's list.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.device import LATE, next_may_begin, plain, recall, score, stopping, uniform, wait_with, weigh
+from draftproof.kernels.device import (
+    LATE,
+    known,
+    next_may_begin,
+    plain,
+    recall,
+    score,
+    stopping,
+    uniform,
+    wait,
+    weigh,
+)
 from draftproof.kernels.places import place_of, row_of, weighted
 from draftproof.kernels.residual import ids_of, listed, rest
 from draftproof.kernels.scan import chunk_at, token_at
@@ -27,7 +38,8 @@ def emit(
     u = uniform(state, b, state.lane, plain(state.index))
     _rule, v = stopping(state, b)
     x = tl.load(rows.tokens + b * plain(rows.drafts) + n, mask=n < N - 1, other=-1)
-    wait_with(tl.sum(x, 0) + u + v, EARLY)
+    if known(tl.sum(x, 0) + u + v):
+        wait(EARLY)
     stop = tl.load(state.facts + 8 * b)
     low = tl.load(state.facts + 8 * b + 1)
     high = tl.load(state.facts + 8 * b + 2)
@@ -67,7 +79,7 @@ def emit(
                 shift, scale, sums = learn(shifts, sums)
                 total = tl.sum(sums, 0)
         ours, theirs, drawn, hit = weighted(row, (total <= 0) | late)
-        left = known(ours, late, shift, scale), theirs, drawn, hit
+        left = learnt(ours, late, shift, scale), theirs, drawn, hit
         token = pick(rows, law, draft, draft_law, lists, b, stop, u, total, sums, left, many, N, True, CHUNK)
         flags += tl.where(late & ~(total > 0), 1, 0)
     elif law.first is not None:
@@ -75,7 +87,7 @@ def emit(
     numbers = shift, scale, shift, stop, scale, late
     chance = tl.full((NP,), 1.0, tl.float32)
     if out[3] is not None:
-        numbers = known(recall(rows, law, b, stop, stop >= 0), late, shift, scale)
+        numbers = learnt(recall(rows, law, b, stop, stop >= 0), late, shift, scale)
         if state.rule is not None:
             chance = tl.load(state.chance + b * N + n, mask=n < N, other=1.0)
     tell(rows, law, out, b, x, stop, token, flags, numbers, chance, N, NP)
@@ -143,7 +155,7 @@ def learn(shifts, sums):
 
 
 @triton.jit
-def known(numbers, late, shift, scale):
+def learnt(numbers, late, shift, scale):
     """The numbers of `recall`, with these in place of its own if late."""
     old_shift, old_scale, cutoff, first, rate, greedy = numbers
     return tl.where(late, shift, old_shift), tl.where(late, scale, old_scale), cutoff, first, rate, greedy

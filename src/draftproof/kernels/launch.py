@@ -158,7 +158,7 @@ def run(
     theirs = controls if draft_controls is None else draft_controls
     laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
     if short or laws[3].crest is None:
-        stats = stats._replace(crest=None)
+        stats = stats._replace(height=None)
     kept, spacious = state.sums.shape[1], plan.ranks == nodes
     way = Cutting.of(batch * nodes, controls.truncates > 1, whole)
     shift, best = 0 if _edits(controls) else _SHIFT[target.dtype], wide(lists.limit // block)
@@ -183,7 +183,7 @@ def run(
             decide[(batch,)](
                 *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), C=CREST, SPACIOUS=spacious,
                 GREEDY=greedy, LAZY=lazy, EARLY=early,
-                num_warps=4 if stats.crest is not None or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
+                num_warps=4 if stats.height is not None or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
             )  # fmt: skip
         if out is not None and summed:
             excess[(batch * plan.parts * plan.ranks,)](

@@ -37,7 +37,7 @@ def measure(
         c = program % S
         rate, _ = slope(rows, b)
         marks = tl.zeros((C,), tl.int32)
-        if stats.crest is not None:  # of block verification alone, and of rows that a draft was drawn beside
+        if stats.height is not None:  # of block verification alone, and of rows that a draft was drawn beside
             i = tl.arange(0, C)
             wanted = i < tl.where((tl.load(rule + b) == 1) & (n < N - 1), C, 0)
             marks = tl.load(draft_law.crest + (b * draft_law.stride + n) * C + i, mask=wanted, other=-1)
@@ -70,10 +70,10 @@ def measure(
                 tl.store(stats.first + at, first)
         if law.crest is not None:
             note_largest(rows, law, b, n, c, S, peaks, where, W, C, TILE, LANE)
-        if stats.crest is not None:  # now that they have just been read
+        if stats.height is not None:  # now that they have just been read
             inside = (marks >= c * SPAN) & (marks < tl.minimum((c + 1) * SPAN, rows.size))
             s = score(rows, b, n, marks, inside)
-            tl.store(stats.crest + (b * N + n) * C + tl.arange(0, C), s, mask=inside)
+            tl.store(stats.height + (b * N + n) * C + tl.arange(0, C), s, mask=inside)
 
 
 @triton.jit

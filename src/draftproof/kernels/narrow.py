@@ -30,8 +30,8 @@ def narrow(n, v, law, draft_law, ids, t, s, ours, theirs, weights, low, high):
     `ids` [NP, C] are large tokens with scores t in the drafter's row and s in the target's.
     """
     asked = (n > low) & (n <= high)  # the lowest is taken if no other is
-    p = weigh(law, s, ids, beside(ours, weights.to(tl.float32)))
-    q = tl.where(ids < 0, 0.0, weigh(draft_law, t, ids, beside(theirs, 1.0)))
+    p = weigh(law, s, ids, column(ours, weights.to(tl.float32)))
+    q = tl.where(ids < 0, 0.0, weigh(draft_law, t, ids, column(theirs, 1.0)))
     over, shared = tl.reduce((tl.maximum(p - q, 0.0), tl.minimum(p, q)), 1, both)
     least = tl.maximum(over.to(tl.float64) - DOUBT, 0.0)
     most = tl.maximum(weights - shared.to(tl.float64), 0.0) + DOUBT
@@ -48,7 +48,7 @@ def narrow(n, v, law, draft_law, ids, t, s, ours, theirs, weights, low, high):
 
 
 @triton.jit
-def beside(numbers, factor):
+def column(numbers, factor):
     """The numbers [NP] of `recall` as a column, for a law times a factor."""
     shift, scale, cutoff, first, rate, greedy = numbers
     scale = scale * factor

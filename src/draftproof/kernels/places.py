@@ -25,9 +25,9 @@ def place_of(i, b, B, at, SPACIOUS: tl.constexpr):
 
 
 @triton.jit
-def keep(state, law, draft_law, b, n, N, low, high, at, known, SPACIOUS: tl.constexpr):
-    """Write down what is `known` of rows low to high of sequence b, and that others are not wanted."""
-    drawn, late, hit, weights, ours, theirs = known
+def keep(state, law, draft_law, b, n, N, low, high, at, row, SPACIOUS: tl.constexpr):
+    """Write down rows low to high of sequence b, of all whose nodes `row` tells, and that others are not wanted."""
+    drawn, late, hit, weights, ours, theirs = row
     there = (n >= low) & (n <= high)
     i = tl.where(n < low, n - low + N, n - low)
     out = state.places + 16 * place_of(i, b, tl.num_programs(0), at, SPACIOUS)

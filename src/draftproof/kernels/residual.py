@@ -27,6 +27,13 @@ def ids_of(lists, row, many, i, end):
 
 
 @triton.jit
+def beside(n, x, length, rule):
+    """What stands beside row n: whether q is that of a draft row, and the id that q is all on, -1 for none."""
+    drafted = n < length
+    return drafted & (rule != 2), tl.where(drafted & (rule == 2), x, -1)
+
+
+@triton.jit
 def rest(rows, law, draft, draft_law, b, n, row, ids):
     """(w p - q)+ of tokens `ids` in row n."""
     ours, theirs, drawn, hit = row
