@@ -56,9 +56,7 @@ def brief(
     flags = fault + misses(n, ours, tl.maximum(stop, length - 1)).to(tl.int32)
     last, token = low, of(n == low, first)
     if ((flags & 1) == 0) & (greedy == 0):
-        each, tokens = draw(
-            draft, draft_law, b, n, ids, scores, logits, drawn, ours, theirs, weights, hit.to(tl.int32), u
-        )
+        each, tokens = draw(draft, draft_law, b, n, ids, scores, logits, drawn, ours, theirs, weights, hit, u)
         back = NP - 1 - n  # from the last node to the first
         taken = back == low
         if stop < 0:
