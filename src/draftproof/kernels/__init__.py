@@ -242,14 +242,9 @@ def summarise(
     """The laws of rows [B, N, V] by kernels."""
     from draftproof.kernels import launch
 
-    if tokens is None:
-        tokens = torch.zeros(len(logits), logits.shape[1], dtype=torch.int64, device=logits.device)
-    batch, nodes, size = logits.shape
     if crest is None:
-        crest = crest_pays(batch, nodes + 1, size)
-    kept = Summary.empty(batch, nodes, logits.device, crest)
-    _, made = launch.run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, kept, None)
-    return made
+        crest = crest_pays(logits.shape[0], logits.shape[1] + 1, logits.shape[2])
+    return launch.summarise(logits, controls, tokens, crest)
 
 
 def workspace(batch: int, nodes: int, vocabulary: int, device: str | torch.device) -> Workspace:

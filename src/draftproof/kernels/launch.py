@@ -199,6 +199,15 @@ def run(
     return out, summary
 
 
+def summarise(logits: Tensor, controls: Controls, tokens: Tensor | None = None, crest: bool = False) -> Summary:
+    """The laws of rows [B, N, V]. With the drafts' tokens [B, N - 1] or [B, N] only of those that a draft leads to."""
+    batch, nodes, _ = logits.shape
+    if tokens is None:
+        tokens = torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device)
+    kept = Summary.empty(batch, nodes, logits.device, crest)
+    return run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, kept, None)[1]
+
+
 def _grouped(space: Workspace, size: int, dtype: torch.dtype, controls: Controls) -> tuple[Stats, Lists, int, int]:
     """Statistics and lists as the controls want them; how many tokens make a group and how many groups a block, of both
     of which the largest score is kept."""

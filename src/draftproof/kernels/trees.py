@@ -134,8 +134,8 @@ def traverse(
     inner, (most, depth) = len(plan.inner), (plan.shape.child.shape[1], plan.shape.path.shape[1])
     draft_controls = draft_controls.at(plan.parents)
     draft = draft if inner else target[:, :1]  # never drawn from
-    laws = _laws(target, tokens[:, 1:], controls)
-    drafted = _laws(draft, tokens[:, :0], draft_controls) if drafted is None else drafted
+    laws = launch.summarise(target, controls, tokens[:, 1:] if count > 1 else None)
+    drafted = launch.summarise(draft, draft_controls) if drafted is None else drafted
     both = (
         launch.rows_of(target, 0, tokens, controls), launch.law_of(laws, controls),
         launch.rows_of(draft, 0, tokens, draft_controls), launch.law_of(drafted, draft_controls),
@@ -165,15 +165,6 @@ def traverse(
             DP=wide(depth + 1), EARLY=early, num_warps=4, launch_pdl=early,
         )  # fmt: skip
     return out
-
-
-def _laws(logits: Tensor, tokens: Tensor, controls: Controls) -> Summary:
-    """The laws of rows; row n > 0 only if tokens[:, n - 1] is not -1, should there be any."""
-    batch, rows, _ = logits.shape
-    if not tokens.shape[1]:
-        tokens = torch.zeros(batch, rows, dtype=torch.int64, device=logits.device)
-    _, made = launch.run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, None, None)
-    return made
 
 
 def _scratch(batch: int, nodes: int, inner: int, parts: int, device: torch.device) -> Scratch:
