@@ -76,7 +76,7 @@ def logits(rows: int) -> torch.Tensor:
 
 
 def compile_all(sampling: Sampling) -> None:
-    """A guess, a chain, a tree."""
+    """A guess, a chain, several guesses after one node, a tree."""
     controls = Controls.of([sampling] * BATCH, NODES, SIZE)
     names = Names(*(torch.zeros(BATCH, dtype=torch.int64),) * 3)
     chain, tree = torch.zeros(BATCH, NODES - 1, dtype=torch.int64), Tree.of(1, 2)
@@ -90,6 +90,8 @@ def compile_all(sampling: Sampling) -> None:
             logits(NODES), logits(NODES - 1), chain, controls, rule, names, drafted=kept, backend="triton",
             workspace=launch.Workspace.of(BATCH, NODES, SIZE, torch.device("cpu"), plan),
         )  # fmt: skip
+    node = torch.zeros(BATCH, dtype=torch.int64)
+    kernels.pick(logits(NODES), node, logits(1), node, chain, controls, names, backend="triton")
     tokens = torch.zeros(BATCH, NODES, dtype=torch.int64)
     kernels.guess(logits(1), [0], tree, tokens, controls, names, backend="triton")
     kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, names, backend="triton")

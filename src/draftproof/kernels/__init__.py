@@ -149,7 +149,8 @@ def pick(
         child = sample(optimal_binned.stop(Draft(star, tokens, q, p)), uniform named (names, STOP))
         token = tokens[child - 1] if child else sample(optimal_binned.next(draft, 0), uniform named (names, NEXT))
 
-    The plan between the two passes is made on the host, for which this waits.
+    Bad input never yields a token outside the vocabulary: `Picked.fault` says what was wrong. A guess outside the
+    vocabulary, or drawn from a broken row, counts as not drawn.
     """
     theirs = controls if draft_controls is None else draft_controls
     _no_penalties(controls, theirs)

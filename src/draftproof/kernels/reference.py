@@ -10,7 +10,7 @@ from torch import Tensor
 from draftproof import controls as apply
 from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
-from draftproof.kernels.types import Controls, Emitted, Names, Picked, Rule, Siblings, Walked, unpack
+from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Siblings, Walked, unpack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
@@ -98,25 +98,44 @@ def verify(
 
 
 def pick(guesses: Siblings, names: Names) -> Picked:
-    """The accepted guess after one node, or the token instead, by optimal_binned on a star."""
-    star = spread(guesses)
+    """The accepted guess after one node, or the token instead, by optimal_binned on a star; both 0 without a law p."""
+    star, fault = spread(guesses)
     verifier = VERIFIERS["optimal_binned"]
     child, token = (
         draw(law, uniforms(*names, lane, 1)[:, 0])
         for law, lane in ((verifier.stop(star), Lane.STOP), (verifier.next(star, guesses.node * 0), Lane.NEXT))
     )
-    return Picked(child, torch.where(child > 0, star.tokens.gather(1, child[:, None])[:, 0], token))
+    return Picked(child, torch.where(child > 0, star.tokens.gather(1, child[:, None])[:, 0], token), fault)
 
 
-def spread(guesses: Siblings) -> Draft:
-    """The guesses after one node as a star with its laws; what follows a guess is left empty."""
+def spread(guesses: Siblings) -> tuple[Draft, Tensor]:
+    """The guesses after one node as a star with its laws, what follows a guess left empty; and the fault [B]."""
     target, node, draft, row, tokens, controls, draft_controls = guesses
-    b = torch.arange(len(tokens), device=tokens.device)
-    p = law(target, controls, tokens[:, :0])[b, node]
-    q = law(draft, draft_controls, tokens[:, :0])[b, row] * (tokens >= 0).any(1, keepdim=True)
+    p, q = _law_at(target, node, controls), _law_at(draft, row, draft_controls)
+    inside = (tokens >= 0) & (tokens < p.shape[-1])
+    drawn = inside & (q.sum(1, keepdim=True) > 0)
+    told = torch.where(drawn, tokens, -1)
+    fault = torch.where(p.sum(1) > 0, 0, int(Fault.TARGET))
+    for flag, wrong in (
+        (Fault.TOKEN, tokens >= p.shape[-1]),
+        (Fault.DRAFT, inside & ~drawn),
+        (Fault.IMPOSSIBLE, drawn & (q.gather(1, told.clamp_min(0)) == 0)),
+    ):
+        fault = fault + torch.where(wrong.any(1), int(flag), 0)
     rest = p.new_zeros(len(tokens), tokens.shape[1], p.shape[-1])
-    rows = [torch.cat([one[:, None], rest], dim=1) for one in (q, p)]
-    return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), *rows)
+    rows = [torch.cat([one[:, None], rest], dim=1) for one in (q * drawn.any(1, keepdim=True), p)]
+    return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(told, (1, 0)), *rows), fault.to(torch.int32)
+
+
+def _law_at(logits: Tensor, node: Tensor, controls: Controls) -> Tensor:
+    """[B, V]: the law of one row of each sequence, zero where NaN or +inf, which no mask hides, or nothing to draw."""
+    b = torch.arange(len(logits), device=logits.device)
+    rows = logits[b, node][:, None]
+    if controls.allowed is not None:
+        controls = controls._replace(allowed=controls.allowed[b, node][:, None])
+    found = law(rows, controls, node[:, None][:, :0])[:, 0]
+    sound = (rows[:, 0] < torch.inf).all(1) & ~found.isnan().any(1)
+    return torch.where(sound[:, None], found, 0)
 
 
 def guess(logits: Tensor, parents: Sequence[int], tree: Tree, tokens: Tensor, controls: Controls, names: Names) -> None:

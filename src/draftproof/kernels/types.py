@@ -118,6 +118,7 @@ class Picked(NamedTuple):
 
     child: Tensor  # [B] int64: 0 if no guess was accepted, else k + 1 for guess k, of equal ones the first
     token: Tensor  # [B] int64: that guess, or the token instead
+    fault: Tensor  # [B] int32: Fault flags
 
 
 class Controls(NamedTuple):
