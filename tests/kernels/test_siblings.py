@@ -231,3 +231,16 @@ def test_penalties_are_refused() -> None:
     controls = Controls.of([Sampling(presence_penalty=1.0)], 3, 20, DEVICE, [Context((), ())])
     with pytest.raises(DraftproofError, match="penalties depend on the path"):
         kernels.pick(target, node, draft, row, tokens, controls, names, backend="triton")
+
+
+def test_rows_that_do_not_belong_together_are_refused() -> None:
+    target, node, draft, row, tokens, controls, names = scene(2, 50, 3, Sampling(), seed=1)
+    for wrong in (
+        (target, node[:1], draft, row, tokens),
+        (target, node, draft[:, :, :49], row, tokens),
+        (target, node, draft, row, tokens[0]),
+        (target.int(), node, draft, row, tokens),
+    ):
+        for backend in ("torch", "triton"):
+            with pytest.raises(DraftproofError, match=r"must be"):
+                kernels.pick(*wrong, controls, names, backend=backend)

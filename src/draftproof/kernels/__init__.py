@@ -154,6 +154,13 @@ def pick(
     """
     theirs = controls if draft_controls is None else draft_controls
     _no_penalties(controls, theirs)
+    _check_rows(target, draft)
+    batch, _, size = target.shape
+    if draft.shape[::2] != (batch, size) or not len(node) == len(row) == len(tokens) == batch or tokens.ndim != 2:
+        raise DraftproofError(
+            f"target {[*target.shape]}, draft {[*draft.shape]}, node {[*node.shape]}, row {[*row.shape]} and tokens "
+            f"{[*tokens.shape]} must be of as many sequences, and logits of as many tokens"
+        )
     guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
         return reference.pick(guesses, names)
