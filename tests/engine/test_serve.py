@@ -79,6 +79,18 @@ def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():
     assert third.finish == "length"
 
 
+def test_a_request_of_another_engine_is_left_alone():
+    mine, other = (dp.Engine(tiny.model(), draft=None, rows=1, length=60) for _ in range(2))
+    running, waiting = (mine.add_request("abc", max_new_tokens=5, seed=n) for n in range(2))
+    mine.step()
+    for request in (running, waiting):
+        with pytest.raises(dp.DraftproofError, match="not of this engine: cancel it where it was added"):
+            other.cancel(request)
+    assert not other._batches  # nor is anything opened for it
+    finish(mine)
+    assert (running.finish, waiting.finish) == ("length", "length")
+
+
 def test_mistakes_are_named_at_once():
     engine = dp.Engine(tiny.model(), draft=None, rows=1, length=20)
     with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit 20"):

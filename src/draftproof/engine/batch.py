@@ -68,6 +68,9 @@ class Batch:
                 return requests
         return None
 
+    def __contains__(self, request: Request) -> bool:
+        return any(request in requests for requests in self.rows)
+
     @property
     def room(self) -> int:
         """How many more texts fit: in the end each may need a row of its own."""

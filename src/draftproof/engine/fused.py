@@ -124,6 +124,9 @@ class FusedBatch:
         for row, request in zip(rows, requests, strict=True):
             self.requests[row] = self._new[row] = request
 
+    def __contains__(self, request: Request) -> bool:
+        return request in self.requests
+
     @property
     def room(self) -> int:
         """How many more texts fit."""

@@ -117,12 +117,15 @@ class Engine:
         return [said for batch in self._batches.values() if not batch.is_finished for said in batch.step()]
 
     def cancel(self, request: Request) -> None:
-        """Give a text up; what it has said so far stays in it."""
+        """Give a text up; what it has said so far stays in it. One that has ended stays as it is."""
         if request in self._waiting:
             self._waiting.remove(request)
             request.finish = "cancelled"
         elif not request.finish:
-            self._batch(request).cancel(request)
+            batch = next((batch for batch in self._batches.values() if request in batch), None)
+            if batch is None:
+                raise DraftproofError("this request is not of this engine: cancel it where it was added")
+            batch.cancel(request)
 
     def _batch(self, request: Request) -> Batch | FusedBatch:
         """The batch that this request belongs to; opened when the first of its kind comes."""
