@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import draftproof as dp
@@ -10,6 +12,7 @@ from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.kernels.types import unsupported
 from draftproof.models.ngram import NGram, NGramSession
+from draftproof.models.table import TableModel
 from tests import tiny
 
 ORDERS = [
@@ -136,3 +139,34 @@ def test_a_drafter_that_fails_between_steps_is_given_up_and_texts_go_on(what, fa
     finish(engine)
     assert (len(first.tokens), len(second.tokens)) == (6, 20)
     assert second.trace.failures == {failure: 1}
+
+
+@pytest.mark.parametrize("method", ["copy", "join", "commit", "extend", "speaks"])
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_a_session_that_lacks_something_is_refused_before_a_text_begins(who, method):
+    """Else a drafter without `copy`, say, would serve until two texts part, and then no more."""
+
+    class Whole(TableModel):
+        def session(self, rows, capacity):
+            inner = super().session(rows, capacity)
+            names = {"speaks", "join", "copy", "extend", "commit"} - {method}
+            return SimpleNamespace(**{name: getattr(inner, name) for name in names})
+
+    coin = TableModel(lambda context: [0.5, 0.5])
+    models = {"target": coin, "draft": coin} | {who: Whole(coin.rows, name="mine")}
+    with pytest.raises(dp.DraftproofError, match=f"the session of 'mine' has no {method}: write it as"):
+        dp.generate(prompt=[0], **models)
+
+
+def test_half_a_model_is_refused():
+    coin = TableModel(lambda context: [0.5, 0.5])
+    for who in ("target", "draft"):
+        half = SimpleNamespace(name="mine", session=coin.session, vocabulary=2, context=None)
+        with pytest.raises(dp.DraftproofError, match=f"{who} SimpleNamespace has no end_tokens, tokenizer: "):
+            dp.Engine(**{"target": coin, "draft": coin} | {who: half})
+
+
+def test_a_target_that_speaks_in_laws_is_refused():
+    """Its laws would be taken for logits, and the text would follow another law without a word."""
+    with pytest.raises(dp.DraftproofError, match="'ngram' speaks in laws, as drafters may: a target must give logits"):
+        dp.generate(NGram(5), [0, 1], draft=None)

@@ -56,10 +56,28 @@ class Model(Protocol):
 
 def sessions(target: Model, drafts: Sequence[Model], rows: int, capacity: int) -> tuple[Session, list[Session]]:
     """A session of the target and one of each drafter; one with `taps` reads hidden states in the target's session."""
-    guests: list[Any] = list(drafts)
-    taps = {tuple(one.taps) for one in guests if getattr(one, "taps", ())}
+    taps = {tuple(found) for one in drafts if (found := getattr(one, "taps", ()))}
     if len(taps) > 1:
         raise DraftproofError(f"these drafters read different layers of the target ({sorted(taps)}): use one of them")
     host: Any = target
-    main = host.session(rows, capacity, *taps)
-    return main, [one.beside(main) if getattr(one, "taps", ()) else one.session(rows, capacity) for one in guests]
+    main = _checked(target, host.session(rows, capacity, *taps))
+    if main.speaks != "logits":
+        raise DraftproofError(f"{target.name!r} speaks in laws, as drafters may: a target must give logits")
+    return main, guests(main, drafts, rows, capacity)
+
+
+def guests(main: Session, drafts: Sequence[Model], rows: int, capacity: int) -> list[Session]:
+    """A session of each drafter, for the texts of the target's session `main`."""
+    some: list[Any] = list(drafts)
+    opened = (one.beside(main) if getattr(one, "taps", ()) else one.session(rows, capacity) for one in some)
+    return [_checked(one, session) for one, session in zip(some, opened, strict=True)]
+
+
+def _checked(model: Model, session: Any) -> Any:
+    """The session, if it has all that will be asked of it: some of that only when texts part or end."""
+    missing = [name for name in ("speaks", "join", "copy", "extend", "commit") if not hasattr(session, name)]
+    if missing:
+        raise DraftproofError(
+            f"the session of {model.name!r} has no {', '.join(missing)}: write it as draftproof.models.session says"
+        )
+    return session
