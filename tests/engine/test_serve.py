@@ -141,6 +141,52 @@ def test_a_drafter_that_fails_between_steps_is_given_up_and_texts_go_on(what, fa
     assert second.trace.failures == {failure: 1}
 
 
+class Tired(NGramSession):
+    """A drafter that fails where its model says so: at some calls, counted over all its sessions."""
+
+    def guess(self, tree, tokens, nodes):
+        self.model.calls += 1
+        if self.model.calls in self.model.fails_at:
+            raise RuntimeError("out of memory for a moment")
+        return super().guess(tree, tokens, nodes)
+
+
+class TiredModel(NGram):
+    def __init__(self, vocabulary, fails_at):
+        super().__init__(vocabulary)
+        self.calls, self.fails_at = 0, fails_at
+
+    def session(self, rows, capacity):
+        return Tired(self, rows)
+
+
+def test_a_drafter_that_failed_is_asked_again_for_those_who_come_later():
+    target = tiny.model()
+    engine = dp.Engine(target, draft=TiredModel(target.vocabulary, {1}), rows=3, length=80, tree="chain:2")
+    repetitive = {"prompt": "abababab", "max_new_tokens": 40, "sampling": dp.Sampling(temperature=0)}
+    first = engine.add_request(**repetitive)
+    engine.step()
+    assert (first.trace.failures, first.trace.drafted) == ({"out of memory for a moment": 1}, 0)
+    engine.step()
+    assert first.trace.drafted == 0  # nobody has come
+    second = engine.add_request(**repetitive)
+    finish(engine)
+    assert not second.trace.failures
+    assert min(first.trace.drafted, second.trace.drafted) > 0  # the drafter has read what the first had said meanwhile
+    alone = dp.generate(target, draft="ngram", tree="chain:2", **repetitive)
+    assert first.output.tokens == second.output.tokens == alone.tokens
+    assert second.trace.drafted == alone.trace.drafted
+
+
+def test_a_drafter_that_fails_again_and_again_is_told_to_everyone():
+    target = tiny.model()
+    engine = dp.Engine(target, draft=TiredModel(target.vocabulary, range(1000)), rows=2, length=60)
+    requests = [engine.add_request("abab", max_new_tokens=5, seed=n) for n in range(6)]
+    finish(engine)
+    assert all(request.trace.failures for request in requests)
+    assert [len(request.tokens) for request in requests] == [5] * 6
+
+
 @pytest.mark.parametrize("method", ["copy", "join", "commit", "extend", "speaks"])
 @pytest.mark.parametrize("who", ["target", "draft"])
 def test_a_session_that_lacks_something_is_refused_before_a_text_begins(who, method):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from draftproof.engine.request import Request
 from draftproof.engine.step import Outcome, Rule, step
 from draftproof.engine.text import Piece
 from draftproof.errors import DraftproofError
-from draftproof.models.session import Model, Session, sessions
+from draftproof.models.session import Model, guests, sessions
 
 
 class Batch:
@@ -25,6 +26,9 @@ class Batch:
 
     Requests that start from the same prompt occupy one row until their texts part; then the row is copied. A row whose
     texts are finished is given to the last row, so the rows in use are always the first ones.
+
+    Drafters are guests: if one fails, the texts go on without them. What went wrong may be over soon, so when the next
+    request comes they are asked again, in new sessions.
     """
 
     def __init__(
@@ -39,7 +43,8 @@ class Batch:
     ) -> None:
         self.rule, self.tree, self.draw = rule, tree, draw
         self.vocabulary = target.vocabulary
-        self.size = size
+        self.size, self.capacity = size, capacity
+        self.drafts = drafts
         self.target, self.drafters = sessions(target, drafts, size, capacity)
         self.rows: list[list[Request]] = []
         self._fresh = False  # whether a prompt is still to be read
@@ -54,7 +59,14 @@ class Batch:
             same += requests
             return
         self.rows.append(list(requests))
-        self._each(lambda session: session.join(len(self.rows) - 1, requests[0].prompt))
+        self.target.join(len(self.rows) - 1, requests[0].prompt)
+        with self._as_guests():
+            unread = self.rows[-1:]
+            if not self.drafters:
+                self.drafters, unread = guests(self.target, self.drafts, self.size, self.capacity), self.rows
+            for drafter in self.drafters:
+                for row, (one, *_) in enumerate(unread, start=len(self.rows) - len(unread)):
+                    drafter.join(row, (*one.prompt, *one.tokens))
         self._fresh = True
 
     def _waiting(self, request: Request) -> list[Request] | None:
@@ -62,7 +74,7 @@ class Batch:
 
         Not where there are guesses, which they would share too: then a text would depend on its neighbours.
         """
-        for requests in [] if self.drafters else self.rows:
+        for requests in [] if self.drafts else self.rows:
             one = requests[0]
             if not one.trace.steps and (one.prompt, one.sampling) == (request.prompt, request.sampling):
                 return requests
@@ -97,7 +109,7 @@ class Batch:
         tree = self.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
         outcome = step(rows, self.target, self.drafters, self.rule, tree, self.draw, self.vocabulary)
         if outcome.failure is not None:
-            self.drafters = []
+            self._give_up(outcome.failure)
         said, rest = [], []
         for branch in outcome.branches:
             requests = [self.rows[branch.row][m] for m in branch.members]
@@ -105,8 +117,6 @@ class Batch:
                 said.append((request, request.absorb(branch.step)))
                 if request.pace is not None or isinstance(self.tree, Auto):
                     request.trace.shapes[name(tree.cut(rows[branch.row].depth))] += 1
-                if outcome.failure is not None:
-                    request.trace.failures[outcome.failure] += 1
             rest.append([request for request in requests if not request.finish])
         self.rows = rest
         self._learn(rows, tree, outcome, start)
@@ -168,17 +178,22 @@ class Batch:
     def _retire(self, row: int) -> None:
         last = len(self.rows) - 1
         if row != last:
-            self._each(lambda session: session.copy(last, row))
+            self.target.copy(last, row)
+            with self._as_guests():
+                for drafter in self.drafters:
+                    drafter.copy(last, row)
             self.rows[row] = self.rows[last]
         self.rows.pop()
 
-    def _each(self, told: Callable[[Session], None]) -> None:
-        """Tell the target, and the drafters, who are guests: if one fails, the texts go on without them."""
-        told(self.target)
+    @contextmanager
+    def _as_guests(self) -> Iterator[None]:
+        """What drafters do in here may fail."""
         try:
-            for drafter in self.drafters:
-                told(drafter)
+            yield
         except Exception as error:
-            self.drafters = []
-            for request in (request for requests in self.rows for request in requests):
-                request.trace.failures[reason(error)] += 1
+            self._give_up(reason(error))
+
+    def _give_up(self, failure: str) -> None:
+        self.drafters = []
+        for request in (request for requests in self.rows for request in requests):
+            request.trace.failures[failure] += 1
