@@ -311,6 +311,15 @@ def test_an_unfinished_stream_has_no_output_yet():
 # When the drafter fails
 
 
+MISSHAPEN = {
+    "fewer tokens": lambda logits: logits[..., :-1],
+    "more tokens": lambda logits: np.concatenate([logits, logits[..., :2]], axis=2),
+    "more nodes": lambda logits: np.concatenate([logits, logits], axis=1),  # these were verified against wrong rows
+    "more rows": lambda logits: np.concatenate([logits, logits], axis=0),
+    "no nodes": lambda logits: logits[:, 0],
+}
+
+
 class Broken(TableModel):
     """A drafter that goes wrong in a chosen way once the context ends with a chosen token."""
 
@@ -326,6 +335,8 @@ class BrokenSession(TableSession):
     def extend(self, tree, tokens, nodes):
         logits = super().extend(tree, tokens, nodes)
         wrong = tokens[:, nodes.start : nodes.stop] == self.model.after
+        if self.model.how in MISSHAPEN:
+            return MISSHAPEN[self.model.how](logits)
         if wrong.any() and self.model.how == "raise":
             raise RuntimeError("out of memory\nwith details")
         if self.model.how == "law":
@@ -354,6 +365,11 @@ class BrokenSession(TableSession):
         ("law", "does not sum to one"),
         ("learn", "no room to learn"),
         ("commit", "no room to keep"),
+        ("fewer tokens", "has shape (1, 1, 4), not (1, 1, 5)"),
+        ("more tokens", "has shape (1, 1, 7), not (1, 1, 5)"),
+        ("more nodes", "has shape (1, 2, 5), not (1, 1, 5)"),
+        ("more rows", "has shape (2, 1, 5), not (1, 1, 5)"),
+        ("no nodes", "has shape (1, 5), not (1, 1, 5)"),
     ],
 )
 def test_a_failing_drafter_costs_speed_and_nothing_else(how, reason):
@@ -365,6 +381,20 @@ def test_a_failing_drafter_costs_speed_and_nothing_else(how, reason):
     assert "\n" not in next(iter(out.trace.failures))
     assert "went on by plain sampling" in out.trace.summary()
     assert out.trace.steps[-1].drafted == 0  # plain to the end
+
+
+@pytest.mark.parametrize(
+    ("guesses", "reason"), [([[5]], "guessed token 5 of a vocabulary of 5"), ([3], "has shape (1,), not (1, 1)")]
+)
+def test_a_guess_that_is_no_token_is_the_drafters_failure(guesses, reason):
+    class Sure(TableSession):
+        def guess(self, tree, tokens, nodes):
+            return np.array(guesses)
+
+    draft = table(2)
+    draft.session = lambda rows, capacity: Sure(draft, rows)
+    out = dp.generate(table(1), [0], draft=draft, tree="chain:2", max_new_tokens=9, seed=5)
+    assert (len(out.tokens), [reason in failure for failure in out.trace.failures]) == (9, [True])
 
 
 def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():

@@ -156,7 +156,7 @@ def test_a_law_over_the_tokens_it_can_guess_is_the_law():
         row = Row((1, 2, 3), (), sampling, sampling, (Member(1, 0),), 0, 3)
         tree = Tree.of(2, 1)
         guess = by_draw([row], tree, choose_draw(verify.get("traversal"), tree, None))
-        made = propose([row], opened[0][1], tree, guess)
+        made = propose([row], opened[0][1], tree, guess, tiny.VOCABULARY)
         logits = opened[1][1][0].extend(tree, made.tokens, range(3))
         expected = dp.sampling.law(logits[0], sampling)
         law = torch.as_tensor(made.wide(opened[0][1])[0])
@@ -176,7 +176,7 @@ def test_guesses_drawn_from_a_law_over_some_tokens_are_those_drawn_from_the_law(
             for one in (target, *drafters):
                 one.join(0, [1, 2, 3])
             row = Row((1, 2, 3), (), sampling, drafting, (Member(1, 0),), 0, 3)
-            made = propose([row], drafters, tree, by_draw([row], tree, DRAWS[draw]))
+            made = propose([row], drafters, tree, by_draw([row], tree, DRAWS[draw]), tiny.VOCABULARY)
             found.append((made.tokens.tolist(), torch.as_tensor(made.wide(drafters)[0])))
         (some, law), (all_of_them, expected) = found
         assert some == all_of_them
@@ -382,7 +382,7 @@ def test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level(precision
         sampling, tree, last = dp.Sampling(temperature=0.7), Tree.chain(4), [67]
         for step, node in enumerate([2, 0, 4, 1]):
             row = Row((65, 66, 67), tuple(last), sampling, sampling, (Member(3, 0),), step, 3 + step)
-            said = propose([row], drafters, tree, by_draw([row], tree, DRAWS["iid"]))
+            said = propose([row], drafters, tree, by_draw([row], tree, DRAWS["iid"]), tiny.VOCABULARY)
             assert said.failure is None
             made.append((said.tree, said.tokens.tolist(), said.laws[0]))
             target.extend(said.tree, said.tokens, range(said.tree.size))

@@ -57,8 +57,8 @@ class Proposal(NamedTuple):
         return [q if names is None else drafter.widen(q) for drafter, q, names in made]
 
 
-def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess: Guesser) -> Proposal:
-    """Guess level by level, as far as there is something to guess.
+def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess: Guesser, size: int) -> Proposal:
+    """Guess level by level, as far as there is something to guess; `size` is the vocabulary's.
 
     When a drafter fails, what was drawn before stays in the draft and nothing more is drawn. Throwing drawn guesses
     away would bias the text, because whether a drafter fails may depend on what was drawn.
@@ -75,7 +75,7 @@ def propose(rows: Sequence[Row], drafters: Sequence[Session], tree: Tree, guess:
             break
         try:
             said = [
-                _draft_laws(rows, drafter, tree, tokens, level, names is not None)
+                _draft_laws(rows, drafter, tree, tokens, level, names, size)
                 for drafter, names in zip(drafters, some, strict=True)
             ]
         except Exception as error:  # a drafter is a guest: whatever it raises, the text goes on
@@ -122,18 +122,21 @@ def certain(drafters: Sequence[Session], tree: Tree) -> bool:
     return tree.size == 1 or (tree.is_chain and len(drafters) == 1 and hasattr(drafters[0], "guess"))
 
 
-def follow(rows: Sequence[Row], drafters: Sequence[Any], tree: Tree) -> Proposal:
+def follow(rows: Sequence[Row], drafters: Sequence[Any], tree: Tree, size: int) -> Proposal:
     """The same for guesses that are certain: no law is written out."""
     tokens = _roots(rows, tree)
     room = np.array([row.depth for row in rows])
     depth, failure = 0, None
     while depth < tree.size - 1:
         try:
-            said = drafters[0].guess(tree, tokens, range(depth, depth + 1))[:, 0]
+            said = drafters[0].guess(tree, tokens, range(depth, depth + 1))
+            _check_shape(said, (len(rows), 1))
+            if (said >= size).any():
+                raise DraftproofError(f"the drafter guessed token {said.max()} of a vocabulary of {size}")
         except Exception as error:
             failure = reason(error)
             break
-        said = np.where((tokens[:, depth] >= 0) & (depth < room), said, -1)
+        said = np.where((tokens[:, depth] >= 0) & (depth < room), said[:, 0], -1)
         if not (said >= 0).any():
             break
         depth += 1
@@ -168,10 +171,19 @@ def _names(drafter: Any, rows: Sequence[Row]) -> np.ndarray | None:
     return np.asarray(drafter.names)
 
 
-def _draft_laws(rows: Sequence[Row], drafter: Any, tree: Tree, tokens: np.ndarray, level: range, narrow: bool) -> Array:
+def _draft_laws(
+    rows: Sequence[Row],
+    drafter: Any,
+    tree: Tree,
+    tokens: np.ndarray,
+    level: range,
+    names: np.ndarray | None,
+    size: int,
+) -> Array:
     """Laws of the drafter after each node of a level, checked; zero where nothing is to be drawn."""
     samplings = [row.draft_sampling for row in rows]
-    said = drafter.narrow(tree, tokens, level) if narrow else drafter.extend(tree, tokens, level)
+    said = drafter.extend(tree, tokens, level) if names is None else drafter.narrow(tree, tokens, level)
+    _check_shape(said, (len(rows), len(level), size if names is None else len(names)))
     q = said = light(said, samplings)
     xp = array_namespace(said)
     if drafter.speaks == "logits":  # made a law here, so it is one
@@ -185,6 +197,12 @@ def _draft_laws(rows: Sequence[Row], drafter: Any, tree: Tree, tokens: np.ndarra
     depth, room = tree.depth[level.start], np.array([[row.depth] for row in rows])
     wanted = (tokens[:, level.start : level.stop] >= 0) & (depth < room)  # below an undrawn guess none is drawn
     return q if wanted.all() else xp.where(beside(wanted[..., None], q), q, q * 0)
+
+
+def _check_shape(said: Any, shape: tuple[int, ...]) -> None:
+    """Rows for other nodes, or of other tokens, than were asked about would be taken for what they are not."""
+    if tuple(said.shape) != shape:
+        raise DraftproofError(f"the drafter's answer has shape {tuple(said.shape)}, not {shape}")
 
 
 def _stack(levels: Sequence[Array], tree: Tree) -> Array:

@@ -55,10 +55,10 @@ def step(
     clock = [time.perf_counter()]
     asked, sure = tree.size > 1, certain(drafters, tree) and not isinstance(rule, Lossy)
     if sure:
-        proposal = follow(rows, drafters, tree)
+        proposal = follow(rows, drafters, tree, size)
     else:
         guess = race.guesser(rows) if race else by_draw(rows, tree, draw)
-        proposal = propose(rows, drafters, tree, guess)
+        proposal = propose(rows, drafters, tree, guess, size)
     tree, tokens, failure = proposal.tree, proposal.tokens, proposal.failure
     clock.append(time.perf_counter())
 

@@ -34,7 +34,7 @@ def measure(walk: Walk, found: Sequence[Case]) -> Times:
     """Times at the walk's position. No call is committed, so the position stays as it was."""
     chain = Tree.chain(walk.length)
     guess = by_draw([walk.row], chain, DRAWS["iid"])
-    draft = _time(lambda: propose([walk.row], walk.sessions[1:], chain, guess)).times(1 / walk.length)
+    draft = _time(lambda: propose([walk.row], walk.sessions[1:], chain, guess, walk.vocabulary)).times(1 / walk.length)
     target = {size: _time(partial(_call, walk, size)) for size in SIZES}
     plain = target[1].plus(_decision(walk, Case("match", "iid", 1), length=0))
     steps = {}

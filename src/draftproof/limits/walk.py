@@ -36,7 +36,8 @@ class Walk:
         tokens: int,
         member: Member,
     ) -> None:
-        self.forest, self.length, self.context = forest, length, target.context
+        self.forest, self.length = forest, length
+        self.context, self.vocabulary = target.context, target.vocabulary
         self.last = len(ids) + tokens
         capacity = self.last + max(forest.width * length + 1, LARGEST)
         main, beside = sessions(target, [draft], 1, capacity)
@@ -60,7 +61,7 @@ class Walk:
         """The guesses here."""
         shape = Tree.paths(self.forest.width, self.length)
         guess = self.forest.guesser(self._noise(Lane.DRAFT, shape.size))
-        made = propose([self.row], self.sessions[1:], shape, guess)
+        made = propose([self.row], self.sessions[1:], shape, guess, self.vocabulary)
         if made.failure is not None:
             raise DraftproofError(f"the drafter failed ({made.failure}): check the draft model")
         p = self.target_laws(made.tree, made.tokens)
