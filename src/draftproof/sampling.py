@@ -96,8 +96,11 @@ class Sampling:
             if not (callable(getattr(self, name)) or isinstance(getattr(self, name), Integral)):
                 raise DraftproofError(f"{name} must be {_RANGES[name][1]}, not {getattr(self, name)!r}")
         for name in ("allowed", "banned", "end_tokens"):
-            if getattr(self, name) is not None and not _are_ids(getattr(self, name)):
-                raise DraftproofError(f"{name} must be a list of token ids, not {getattr(self, name)!r}")
+            ids = getattr(self, name)
+            if ids is not None and not _are_ids(ids):
+                raise DraftproofError(f"{name} must be a list of token ids, not {ids!r}")
+            if ids is not None:  # whatever held them, such as an array, which is neither true nor equal to another
+                object.__setattr__(self, name, tuple(map(int, ids)))
         bias = self.logit_bias
         if not (isinstance(bias, Mapping) and _are_ids(bias) and all(isinstance(b, Real) for b in bias.values())):
             raise DraftproofError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {bias!r}")

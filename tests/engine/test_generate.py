@@ -467,6 +467,19 @@ def test_numbers_and_names_as_other_libraries_give_them():
     assert made.tokens == dp.generate(tiny.model(), **like, draft="ngram").tokens
 
 
+@pytest.mark.parametrize("name", ["allowed", "banned", "end_tokens"])
+def test_token_ids_may_come_in_arrays(name):
+    texts = []
+    for kind in (list, np.array):
+        engine = dp.Engine(table(1), draft=table(2), rows=2)
+        samplings = [dp.Sampling(**{name: kind([1, 2])}) for _ in range(2)]  # equal ones are sampled in one call
+        asked = [engine.add_request([0], max_new_tokens=9, seed=i, sampling=one) for i, one in enumerate(samplings)]
+        while not engine.is_finished:
+            engine.step()
+        texts.append([request.tokens for request in asked])
+    assert texts[0] == texts[1]
+
+
 def test_messages_that_a_template_does_not_take_are_told():
     target = chain_model("hello")
     target.tokenizer = copy.copy(tiny.tokenizer())
