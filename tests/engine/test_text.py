@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from functools import cache
+from typing import Any
+
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from draftproof.engine.text import Decoder, Piece, Stopper
 from tests import tiny
@@ -16,6 +21,25 @@ def test_decoding_token_by_token_gives_the_whole(text):
     pieces = [decoder.feed(token) for token in ids]
     assert "".join(pieces) + decoder.rest() == tiny.tokenizer().decode(ids)
     assert not any("�" in piece for piece in pieces) or "�" in text
+
+
+@cache
+def llamas() -> Any:
+    """A tokenizer of Llama's kind: a word brings its space, which is taken away where a text begins."""
+    words = ["<unk>", "</s>", "▁sea", "▁see", "s", *(f"<0x{byte:02X}>" for byte in range(256))]
+    core = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True))
+    cut = decoders.Strip(" ", 1, 0)
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), cut])
+    core.add_special_tokens([AddedToken("</s>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
+
+
+@given(st.lists(st.sampled_from([[1], [2], [3], [4], [5 + byte for byte in "海".encode()]]), max_size=12))
+@example([[2], [1], [3]])
+def test_no_space_is_lost_after_a_special_token(parts):
+    ids, decoder = [token for part in parts for token in part], Decoder(llamas())
+    shown = "".join(decoder.feed(token) for token in ids) + decoder.rest()
+    assert shown == llamas().decode(ids, skip_special_tokens=True)
 
 
 def test_half_a_character_is_shown_only_at_the_end():

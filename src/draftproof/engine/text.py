@@ -17,7 +17,8 @@ class Decoder:
     """Tokens in, characters out as soon as they are certain.
 
     A token may hold half a character, and a word's leading space may depend on its neighbour, so each call decodes a
-    window that starts at the last certain place.
+    window that starts at the last certain place. A token that says nothing, such as a special one, is no such place:
+    the space after it would be lost, as at the beginning of a text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -32,7 +33,7 @@ class Decoder:
         before = self._decode(self.window[: self.certain])
         self.window.append(token)
         now = self._decode(self.window)
-        if now.endswith("�"):
+        if now == before or now.endswith("�"):
             return ""
         self.window = self.window[self.certain :]
         self.certain = len(self.window)
