@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,7 @@ from draftproof.engine.laws import Member
 from draftproof.engine.recorded import Reader
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
+from draftproof.kernels.types import Fault
 from draftproof.models import texts as packing
 from draftproof.models.head import HeadModel
 from draftproof.models.static import StaticSession
@@ -142,6 +145,31 @@ def test_a_step_that_was_for_nobody_teaches_nothing():
     batch.add([made])
     finish(batch)
     assert made.trace.shapes == {"chain:0": 4}
+
+
+def test_a_text_that_cannot_go_on_costs_the_others_nothing():
+    """The device has written on in every row when a fault is read."""
+    target, prompts, said = tiny.model(), [[65, 66], [70, 71], [80]], Counter()
+    made, expected = (requests(target, prompts, dp.Sampling()) for _ in range(2))
+    batch, sound = (FusedBatch(target, target, "block", dp.Tree.chain(3), len(prompts), 60) for _ in range(2))
+    for request, other in zip(made, expected, strict=True):
+        batch.add([request])
+        sound.add([other])
+    finish(sound)
+    run, steps, fault = batch.resident.run, count(), torch.tensor([0, int(Fault.TARGET), 0])
+    batch.resident.run = lambda tree: run(tree)._replace(fault=fault * (next(steps) == 2))
+
+    def listen():
+        while not batch.is_finished:
+            for request, pieces in batch.step():
+                said[request] += sum(len(piece.text) for piece in pieces)
+
+    with pytest.raises(dp.DraftproofError, match="no token is allowed"):
+        listen()
+    listen()
+    assert [request.finish for request in made] == ["length", "cancelled", "length"]
+    assert [request.tokens for request in made[::2]] == [request.tokens for request in expected[::2]]
+    assert all(said[request] == len(request.output.text) for request in made)  # nothing was kept back
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -113,6 +113,7 @@ class FusedBatch:
         self._new: dict[int, Request] = {}  # by row: those whose prompts are still to be read
         self._waiting: list[_Reading] = []
         self._said: list[tuple[Request, list[Piece]]] = []  # read before its turn
+        self._lost = False  # whether a text could not go on
         self._missed = False  # whether the drafter did not see the last step
         self._mark = 0.0  # when the last step was read
 
@@ -152,10 +153,13 @@ class FusedBatch:
             self._catch_up()
         if any(self.requests):
             self._waiting.append(self._launch(joins))
-        said, self._said = self._said, []
         # one step stays in flight, so that the device never waits for the host
         if len(self._waiting) > 1 or (self._waiting and not any(self.requests)):
-            said += self._read(self._waiting.pop(0))
+            self._read(self._waiting.pop(0))
+        if self._lost:
+            self._lost = False
+            raise DraftproofError("the model returned non-finite scores, or no token is allowed: check its weights")
+        said, self._said = self._said, []
         return said
 
     def _goes_on(self) -> bool:
@@ -249,23 +253,28 @@ class FusedBatch:
     def _catch_up(self) -> None:
         """Read every step that is in flight."""
         while self._waiting:
-            self._said += self._read(self._waiting.pop(0))
+            self._read(self._waiting.pop(0))
 
-    def _read(self, reading: _Reading) -> list[tuple[Request, list[Piece]]]:
-        """What a finished step said; rows that have ended meanwhile are freed."""
+    def _read(self, reading: _Reading) -> None:
+        """Note what a finished step said; rows that have ended meanwhile are freed.
+
+        A text that cannot go on is given up. The complaint waits for the end of the step: others have gone on.
+        """
         if reading.done is not None:
             reading.done.synchronize()
         seconds = self._seconds(reading)
         tokens, accepted, fault = (made.tolist() for made in reading.made[:3])
-        said, wrote, guesses, depth = [], [], reading.tree.size - 1, reading.tree.depth[-1]
+        wrote, guesses, depth = [], reading.tree.size - 1, reading.tree.depth[-1]
         for row, request in enumerate(reading.requests):
             if request is None or request.finish:
                 continue
             if fault[row] & Fault.TARGET:
-                raise DraftproofError("the model returned non-finite scores, or no token is allowed: check its weights")
+                self._lost = True
+                self.cancel(request)
+                continue
             emitted = tuple(token for token in tokens[row] if token >= 0)
             made = Step(emitted, guesses, depth, accepted[row], reached=(), cost=(), seconds=seconds)
-            said.append((request, request.absorb(made)))
+            self._said.append((request, request.absorb(made)))
             wrote.append(accepted[row])
             if self.pace is not None:
                 request.trace.shapes[name(reading.tree)] += 1
@@ -273,7 +282,6 @@ class FusedBatch:
                 self._free(row)
         if self.pace is not None and wrote:  # all texts may have ended while the step was in flight
             self.pace.learn(depth, wrote, seconds)
-        return said
 
     def _seconds(self, reading: _Reading) -> dict[str, float]:
         """Phases by the device's clock; what else went by was prompts being read, or the host being late."""
