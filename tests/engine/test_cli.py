@@ -79,6 +79,13 @@ def test_json_carries_text_and_trace(draftproof, folder):
     assert report["compared"]["tokens_per_s"].keys() - report["compared"]["times"].keys() == {"draftproof block"}
 
 
+def test_a_text_may_go_on_where_the_model_ends_it(draftproof, folder):
+    words = ["generate", "hello", "--target", folder, "--draft", "none", "-n", "9", "--seed", "13", "--json"]
+    ended, endless = (json.loads(draftproof(*words, *more)[1]) for more in ((), ("--ignore-eos",)))
+    assert (ended["finish"], endless["finish"], len(endless["tokens"])) == ("end", "length", 9)
+    assert endless["tokens"][:2] == ended["tokens"]  # the end token is said, and is no end
+
+
 def test_several_drafters_and_lossy_rules_by_name(draftproof, folder):
     words = ["generate", "abcabc", "--target", folder, "-n", "9", "--json"]
     shape = ["--verify", "recursive", "--tree", "star:2"]
