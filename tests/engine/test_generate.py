@@ -284,6 +284,14 @@ def test_a_drafter_may_have_less_room_than_the_text():
     assert out.trace.steps[-2].drafted > 0
 
 
+def test_no_drafter_has_a_name_too():
+    """It is the one of the command line, and the one that a trace gives."""
+    asked = {"prompt": "hello", "max_new_tokens": 9, "seed": 3}
+    named, plain = (dp.generate(tiny.model(), draft=draft, **asked) for draft in ("none", None))
+    assert named.tokens == plain.tokens
+    assert named.trace.drafter == plain.trace.drafter == "none"
+
+
 def test_a_stream_is_an_iterator():
     writing = dp.stream(chain_model("hello"), [0], draft=None, max_new_tokens=50)
     assert next(writing).text == "h"

@@ -42,7 +42,7 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     """
     if not 0 <= blur <= 1:
         raise DraftproofError(f"blur must be from 0 to 1, not {blur}")
-    named = draft == "none" or draft in DRAFTERS or draft.startswith("text:") or "|" in draft
+    named = draft in DRAFTERS or draft.startswith("text:") or "|" in draft
     no_model = named or head.is_head(Path(draft))
     if blur and (no_model or dtype == "int8"):
         raise DraftproofError(
@@ -57,8 +57,6 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
         ours = load(target, dtype=dtype)
         theirs = as_transformers(ours, target, dtype)
     device = str(ours.network.device.type)
-    if draft == "none":
-        return Pair(ours, None, theirs, None, device, dtype)
     if inflate and draft == "head":
         wide = made.inflate_head(headnet.load(head.SHIPPED), small.config.num_hidden_layers, made.shape(inflate))
         return Pair(ours, head.HeadModel(ours, wide), theirs, None, device, dtype)

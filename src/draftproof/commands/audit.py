@@ -51,7 +51,7 @@ def audit(
     if html is not None:
         check_writable(html, "the report")
     model = load(target, dtype=dtype)
-    guesser = None if draft == "none" else drafter(draft, model)
+    guesser = drafter(draft, model)
     texts = _counted(read(transcripts, model))
     found = auditing.audit(texts, model, draft=guesser, alpha=alpha, tolerance=tolerance)
     if html is not None:
@@ -139,7 +139,7 @@ def _source(
     from draftproof.draft import Tree
     from draftproof.models import drafter, load
 
-    guesser = None if draft == "none" else drafter(draft, target)
+    guesser = drafter(draft, target)
     match source:
         case "engine":
             shape = Tree.chain(0) if guesser is None else Tree.parse(tree)

@@ -111,7 +111,7 @@ def generate(
 
 def _names(text: str, compare: bool) -> list[str]:
     """The drafters asked for: several guess side by side."""
-    names = [] if text == "none" else text.split(",")
+    names = text.split(",")
     if compare and len(names) > 1:
         raise DraftproofError(f"--compare takes one drafter, not {len(names)}: leave it out, or name one of them")
     return names

@@ -44,7 +44,7 @@ def limits(
         report.check_plot(plot)
     texts = list(PROMPTS) if prompts is None else read(prompts)
     model = load(target, dtype=dtype)
-    guesser = None if draft == "none" else drafter(draft, model)
+    guesser = drafter(draft, model)
     if guesser is None:
         raise DraftproofError(f"--draft {draft} finds no drafter for {target!r}: name one, such as ngram")
     with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -30,6 +30,7 @@ DRAFTERS = {
     "cache": "what the target said before after these words",
     "ngram|MODEL": "the first that has a guess, in this order; any drafters can be mixed so",
     "text:MODEL": "a model with any tokenizer: it writes text, which is cut into the target's tokens",
+    "none": "nobody guesses: plain sampling",
 }
 
 
@@ -81,7 +82,7 @@ def read(name: str, precision: Any) -> tuple[Any, Any]:
 
 
 def drafter(name: str, target: Model) -> Model | None:
-    """The drafter called `name` for this target: one of DRAFTERS, or a model; None where "auto" finds that none pays.
+    """The drafter called `name` for this target: one of DRAFTERS, or a model; None where that is none, or none pays.
 
     A model of another tokenizer family guesses in the tokens that both know (models/vocabulary.py); with "text:" before
     its name it writes text, which is cut into the target's tokens (models/retold.py).
@@ -89,6 +90,8 @@ def drafter(name: str, target: Model) -> Model | None:
     if "|" in name:
         parts = [one for part in name.split("|") if (one := drafter(part, target)) is not None]
         return Mixed(parts) if len(parts) > 1 else next(iter(parts), None)
+    if name == "none":
+        return None
     if name == "auto":
         try:
             return drafter("head", target)
