@@ -82,6 +82,26 @@ def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():
     assert third.finish == "length"
 
 
+@pytest.mark.parametrize("draft", [None, "ngram", tiny.model("llama", 1)], ids=["none", "ngram", "model"])
+def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(draft):
+    def shy(ids, scores):
+        if ids.shape[1] > 9:
+            raise ZeroDivisionError("mine")
+        return scores
+
+    target = tiny.model()
+    engine = dp.Engine(target, draft=draft, rows=3, length=60)
+    first = engine.add_request("abcabc", max_new_tokens=20, seed=1)
+    wrong = engine.add_request("abc", max_new_tokens=20, seed=2, sampling=dp.Sampling(processors=[shy], end_tokens=()))
+    last = engine.add_request("hello", max_new_tokens=20, seed=3)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        finish(engine)
+    engine.cancel(wrong)
+    finish(engine)
+    for request, prompt, seed in ((first, "abcabc", 1), (last, "hello", 3)):
+        assert request.tokens == dp.generate(target, prompt, draft=draft, max_new_tokens=20, seed=seed).tokens
+
+
 def test_a_request_of_another_engine_is_left_alone():
     mine, other = (dp.Engine(tiny.model(), draft=None, rows=1, length=60) for _ in range(2))
     running, waiting = (mine.add_request("abc", max_new_tokens=5, seed=n) for n in range(2))
