@@ -28,6 +28,8 @@ def test_a_folder_loads_and_writes(folder):
     out = dp.generate(model, "hello", max_new_tokens=8, seed=1)
     assert out.tokens == dp.generate(tiny.model(), "hello", max_new_tokens=8, seed=1).tokens
     assert dp.generate(str(folder), "hello", draft=str(folder), max_new_tokens=8).trace.tokens_per_call > 1
+    assert dp.generate(folder, "hello", draft=[folder], max_new_tokens=8).trace.tokens_per_call > 1  # a Path
+    assert dp.Engine(folder, draft=folder).add_request("hello", max_new_tokens=8).prompt
 
 
 def test_precision_is_asked_for_by_name(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any, TypedDict
 
 from draftproof.draft import Tree
@@ -14,7 +15,8 @@ from draftproof.models.session import Model
 from draftproof.sampling import Sampling
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # words, token ids, or chat messages
-Drafts = str | Model | Sequence[str | Model] | None
+Named = str | Path | Model  # a name is that of a model, or where it is
+Drafts = Named | Sequence[Named] | None
 
 
 class Settings(TypedDict, total=False):

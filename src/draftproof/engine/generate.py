@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from draftproof import couple
@@ -13,7 +14,7 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.asked import Drafts, Prompt, Settings, check_model, check_names, check_text, encode, ended
+from draftproof.engine.asked import Drafts, Named, Prompt, Settings, check_model, check_names, check_text, encode, ended
 from draftproof.engine.auto import Auto, assumed, hope, trees_of, tuned
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 
 
 @overload
-def generate(target: str | Model, prompt: Prompt, *, n: None = None, **settings: Unpack[Settings]) -> Output: ...
+def generate(target: Named, prompt: Prompt, *, n: None = None, **settings: Unpack[Settings]) -> Output: ...
 
 
 @overload
-def generate(target: str | Model, prompt: Prompt, *, n: int, **settings: Unpack[Settings]) -> list[Output]: ...
+def generate(target: Named, prompt: Prompt, *, n: int, **settings: Unpack[Settings]) -> list[Output]: ...
 
 
 def generate(
-    target: str | Model, prompt: Prompt, *, n: int | None = None, **settings: Unpack[Settings]
+    target: Named, prompt: Prompt, *, n: int | None = None, **settings: Unpack[Settings]
 ) -> Output | list[Output]:
     """One text, or a list of `n` independent ones; takes the settings of `prepare`.
 
@@ -69,7 +70,7 @@ def generate(
     return [request.output for request in requests]
 
 
-def stream(target: str | Model, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
+def stream(target: Named, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
     """Text piece by piece, as it is made; `.output` holds the whole once it is finished. Settings: see `prepare`."""
     check_names(settings)
     batch, (request,) = prepare(target, prompt, 1, **settings)
@@ -102,7 +103,7 @@ class Stream:
 
 
 def prepare(
-    target: str | Model,
+    target: Named,
     prompt: Prompt,
     n: int = 1,
     *,
@@ -167,11 +168,12 @@ def prepare(
     return batch, requests
 
 
-def resolve(target: str | Model, draft: Drafts, verify: str, lossy: str | None) -> tuple[Model, list[Model], Rule]:
+def resolve(target: Named, draft: Drafts, verify: str, lossy: str | None) -> tuple[Model, list[Model], Rule]:
     """Who writes, who guesses and who decides, from their names."""
     rule = choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
-    target = load(target) if isinstance(target, str) else target
-    named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
+    target = load(target) if isinstance(target, str | Path) else target
+    given: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
+    named = [str(one) if isinstance(one, Path) else one for one in given]
     for one, what in [(target, "target"), *((one, "draft") for one in named if not isinstance(one, str))]:
         check_model(one, what)
     found = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
@@ -231,6 +233,8 @@ def fixed_shape(rule: Rule, shape: Tree | Auto, paced: bool, rows: int) -> Tree:
 
 def choose_rule(verify: str, lossy: str | None) -> Rule:
     """The exact rule of that name, or the lossy one that was asked for in so many words."""
+    if not isinstance(verify, str):
+        raise DraftproofError(f"verify must be the name of a rule, such as 'block', not {verify!r}")
     if lossy is not None:
         if verify != "block":
             raise DraftproofError(f"verify={verify!r} and lossy={lossy!r} name different rules: give one of them")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from draftproof.draft import Tree
 from draftproof.engine import fused
-from draftproof.engine.asked import Drafts, Prompt, check_text, encode, ended
+from draftproof.engine.asked import Drafts, Named, Prompt, check_text, encode, ended
 from draftproof.engine.auto import Auto
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
@@ -29,7 +29,6 @@ from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.text import Piece
 from draftproof.errors import DraftproofError, whole
-from draftproof.models.session import Model
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling
 
@@ -49,7 +48,7 @@ class Engine:
 
     def __init__(
         self,
-        target: str | Model,
+        target: Named,
         *,
         draft: Drafts = "auto",
         verify: str = "block",
