@@ -405,6 +405,19 @@ def test_a_guess_that_is_no_token_is_the_drafters_failure(guesses, reason):
     assert (len(out.tokens), [reason in failure for failure in out.trace.failures]) == (9, [True])
 
 
+def test_a_name_that_is_no_token_is_the_drafters_failure():
+    class Few(TableSession):
+        names = np.array([1, 7])
+
+        def narrow(self, tree, tokens, nodes):
+            return np.zeros((len(tokens), len(nodes), 2))
+
+    draft = table(2)
+    draft.session = lambda rows, capacity: Few(draft, rows)
+    out = dp.generate(table(1), [0], draft=draft, tree="chain:2", max_new_tokens=9, seed=5)
+    assert (len(out.tokens), list(out.trace.failures)) == (9, ["the drafter names token 7 of a vocabulary of 5"])
+
+
 def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
     """Dropping the guesses drawn before the failure would bias the text: it depends on them."""
     target = table(1)

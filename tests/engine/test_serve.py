@@ -65,6 +65,27 @@ def test_what_the_fused_step_cannot_do_goes_beside_it(monkeypatch):
         assert request.output.tokens == dp.generate(target, **order, draft=draft).tokens
 
 
+def test_what_one_batch_said_is_not_lost_when_another_raises(monkeypatch):
+    def shy(ids, scores):
+        if ids.shape[1] > 9:
+            raise ZeroDivisionError("mine")
+        return scores
+
+    monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
+    engine = dp.Engine(tiny.model(), draft=None, rows=3, length=60)
+    endless = dp.Sampling(end_tokens=())
+    text = engine.add_request("abcabc", max_new_tokens=20, seed=1, sampling=endless)
+    wrong = engine.add_request("abc", seed=2, max_new_tokens=20, sampling=dp.Sampling(processors=[shy], end_tokens=()))
+    said = ""
+    while not engine.is_finished:
+        try:
+            said += "".join(piece.text for request, made in engine.step() if request is text for piece in made)
+        except ZeroDivisionError:
+            engine.cancel(wrong)
+    assert wrong.finish == "cancelled"
+    assert said == text.output.text
+
+
 def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():
     engine = dp.Engine(tiny.model(), draft=None, rows=1, length=60)
     first, second, third = (engine.add_request("abc", max_new_tokens=5, seed=n) for n in range(3))

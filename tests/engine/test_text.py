@@ -42,6 +42,12 @@ def test_no_space_is_lost_after_a_special_token(parts):
     assert shown == llamas().decode(ids, skip_special_tokens=True)
 
 
+def test_special_tokens_take_no_room():
+    decoder = Decoder(llamas())
+    assert "".join(decoder.feed(token) for token in (2, *[1] * 500, 3)) == llamas().decode([2, 3])
+    assert len(decoder.window) < 5
+
+
 def test_half_a_character_is_shown_only_at_the_end():
     ids = tiny.tokenizer()("é").input_ids
     decoder = Decoder(tiny.tokenizer())

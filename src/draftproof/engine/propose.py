@@ -182,6 +182,8 @@ def _draft_laws(
 ) -> Array:
     """Laws of the drafter after each node of a level, checked; zero where nothing is to be drawn."""
     samplings = [row.draft_sampling for row in rows]
+    if names is not None and len(names) and not 0 <= names[0] <= names[-1] < size:
+        raise DraftproofError(f"the drafter names token {names[-1]} of a vocabulary of {size}")
     said = drafter.extend(tree, tokens, level) if names is None else drafter.narrow(tree, tokens, level)
     _check_shape(said, (len(rows), len(level), size if names is None else len(names)))
     q = said = light(said, samplings)

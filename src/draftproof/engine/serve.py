@@ -67,6 +67,7 @@ class Engine:
         self.rows, self._compile = rows, compile
         self._batches: dict[bool, Batch | FusedBatch] = {}  # by whether the fused step can do what is asked
         self._waiting: deque[Request] = deque()
+        self._said: list[tuple[Request, list[Piece]]] = []  # in a step that another batch did not finish
 
     def add_request(
         self,
@@ -107,13 +108,17 @@ class Engine:
 
     @property
     def is_finished(self) -> bool:
-        return not self._waiting and all(batch.is_finished for batch in self._batches.values())
+        return not (self._waiting or self._said) and all(batch.is_finished for batch in self._batches.values())
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """Those who wait take the rows that are free, in their order; then one target call, and what was said in it."""
         while self._waiting and (batch := self._batch(self._waiting[0])).room:
             batch.add([self._waiting.popleft()])
-        return [said for batch in self._batches.values() if not batch.is_finished for said in batch.step()]
+        for batch in self._batches.values():
+            if not batch.is_finished:
+                self._said += batch.step()
+        said, self._said = self._said, []
+        return said
 
     def cancel(self, request: Request) -> None:
         """Give a text up; what it has said so far stays in it. One that has ended stays as it is."""

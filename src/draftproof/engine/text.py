@@ -17,12 +17,14 @@ class Decoder:
     """Tokens in, characters out as soon as they are certain.
 
     A token may hold half a character, and a word's leading space may depend on its neighbour, so each call decodes a
-    window that starts at the last certain place. A token that says nothing, such as a special one, is no such place:
-    the space after it would be lost, as at the beginning of a text.
+    window that starts at the last certain place. A token that says nothing is no such place: the space after it would
+    be lost, as at the beginning of a text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.silent = {number for number, token in added.items() if token.special}  # a text may repeat them for ever
         self.window: list[int] = []
         self.certain = 0  # tokens of the window whose text is out
 
@@ -30,6 +32,8 @@ class Decoder:
         if self.tokenizer is None:
             self.window.append(token)
             return (" " if len(self.window) > 1 else "") + str(token)
+        if token in self.silent:
+            return ""
         before = self._decode(self.window[: self.certain])
         self.window.append(token)
         now = self._decode(self.window)
