@@ -349,7 +349,8 @@ def test_a_zero_residual_falls_back_to_the_target() -> None:
     pytest.fail("no step stopped at node 0")
 
 
-def test_bad_input_is_flagged_and_never_leaves_the_vocabulary() -> None:
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_bad_input_is_flagged_and_never_leaves_the_vocabulary(backend: str) -> None:
     target, draft = logits(8, 3, 130, torch.float32, seed=8)
     tokens = torch.full((8, 2), 5, dtype=torch.int64, device=DEVICE)
     target[0, 1, 7] = math.nan
@@ -364,7 +365,8 @@ def test_bad_input_is_flagged_and_never_leaves_the_vocabulary() -> None:
     for control in (Sampling(), Sampling(top_k=5)):
         controls = Controls.of([control] * 8, 3, 130, DEVICE)
         rule = _rules(*[Rule.TOKEN] * 8)
-        out = kernels.verify(target, draft, tokens, controls, rule, names(8), backend="triton")
+        out = kernels.verify(target, draft, tokens, controls, rule, names(8), backend=backend, logprobs=True)
+        assert (out.logprob[:3] == 0).all()
         lost, end, broken, zero = Fault.TARGET, Fault.TOKEN, Fault.DRAFT, Fault.IMPOSSIBLE
         if control.top_k:  # token 5 may be cut from any draft row
             assert [f & ~int(zero) for f in out.fault.tolist()] == [lost, lost, lost, end, broken, 0, 0, 0]
@@ -382,20 +384,49 @@ def test_bad_input_is_flagged_and_never_leaves_the_vocabulary() -> None:
 
 @pytest.mark.parametrize("control", [Sampling(), Sampling(top_k=60)], ids=["plain", "top_k"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_the_last_row_matters_if_it_is_reached(bad: float, control: Sampling) -> None:
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_the_last_row_matters_if_it_is_reached(backend: str, bad: float, control: Sampling) -> None:
     """A broken one is flagged only where all drafts are accepted; without truncation it is not even read before."""
     target, draft = logits(6, 3, 130, torch.bfloat16, seed=5)
     controls = Controls.of([control] * 6, 3, 130, DEVICE)
     tokens, kept = propose(draft, controls, names(6))
     rule = _rules(*RULES * 2)
-    sound = kernels.verify(target, draft, tokens, controls, rule, names(6), drafted=kept, backend="triton")
+    sound = kernels.verify(target, draft, tokens, controls, rule, names(6), drafted=kept, backend=backend)
     target[:, 2, 9] = bad
-    out = kernels.verify(target, draft, tokens, controls, rule, names(6), drafted=kept, backend="triton")
+    out = kernels.verify(target, draft, tokens, controls, rule, names(6), drafted=kept, backend=backend)
     reached = sound.accepted == 2
     assert 0 < reached.sum() < 6
     assert torch.equal(out.fault, torch.where(reached, int(Fault.TARGET), 0).int())
     assert torch.equal(out.tokens[~reached], sound.tokens[~reached])
     assert out.tokens[reached].tolist() == [[0, -1, -1]] * int(reached.sum())
+
+
+@pytest.mark.parametrize("name", ["temperature", "greedy", "top_k", "top_p", "bias"])
+def test_both_backends_bear_with_the_same_faults(name: str) -> None:
+    """Random ones, several at a time, in drafts of all rules."""
+    generator = torch.Generator().manual_seed(4)
+    flagged = set()
+    for step in range(4):
+        target, draft = logits(9, 4, 90, torch.float32, seed=30 + step)
+        control = Sampling(logit_bias={3: 4.0, 5: -math.inf}) if name == "bias" else CONTROLS[name]
+        controls = Controls.of([control, Sampling()] * 4 + [control], 4, 90, DEVICE)
+        tokens, _ = propose(draft, controls, names(9, step))
+        for rows in (target, draft):
+            for value in (math.nan, math.inf):
+                hit = (torch.rand(rows.shape[:2], generator=generator) < 0.1).to(DEVICE)
+                rows[..., 3] = torch.where(hit, value, rows[..., 3])
+        draft[..., 5] = -math.inf
+        for wrong in (-1, 5, 90, 2**40):
+            tokens[(torch.rand(tokens.shape, generator=generator) < 0.06).to(DEVICE)] = wrong
+        rule = _rules(*RULES * 3)
+        both = [
+            kernels.verify(target, draft, tokens, controls, rule, names(9, step), backend=backend)
+            for backend in ("triton", "torch")
+        ]
+        for mine, other in zip(*(out[:3] for out in both), strict=True):
+            assert torch.equal(mine, other)
+        flagged |= set(both[0].fault.tolist())
+    assert {flag for fault in flagged for flag in Fault if flag & fault} == set(Fault)
 
 
 def test_one_allowed_token() -> None:

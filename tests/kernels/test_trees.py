@@ -178,7 +178,8 @@ def test_masks_differ_from_node_to_node() -> None:
         ("again", Fault.IMPOSSIBLE, False),
     ],
 )
-def test_bad_input_is_flagged_and_bounded(broken: str, fault: Fault, ends: bool) -> None:
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_bad_input_is_flagged_and_bounded(backend: str, broken: str, fault: Fault, ends: bool) -> None:
     tree, batch, size = Tree.of(2, 2), 2, 40
     target, draft = rows(batch, tree, size, seed=8)
     tokens, _ = propose(draft, tree, Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch))
@@ -198,7 +199,7 @@ def test_bad_input_is_flagged_and_bounded(broken: str, fault: Fault, ends: bool)
     else:
         tokens[1, 2] = sound[1, 2] = tokens[1, 1]
     controls, names = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
-    out = kernels.traverse(target, draft, tokens, tree, controls, names, backend="triton")
+    out = kernels.traverse(target, draft, tokens, tree, controls, names, backend=backend)
     assert out.fault.tolist() == [0, fault]
     if ends:
         assert out.tokens[1].tolist() == [0, -1, -1]
@@ -208,8 +209,32 @@ def test_bad_input_is_flagged_and_bounded(broken: str, fault: Fault, ends: bool)
         assert agreement.compare_tree(out, target, draft, sound, tree, controls, names).wrong == 0
     alone = [part[:1] for part in (target, draft, tokens)]
     first = Controls.of([Sampling()], tree.size, size, DEVICE)
-    other = kernels.traverse(*alone, tree, first, named(1), backend="triton")
+    other = kernels.traverse(*alone, tree, first, named(1), backend=backend)
     assert torch.equal(out.tokens[:1], other.tokens)  # the sequence beside it is as it was
+
+
+def test_both_backends_bear_with_the_same_faults() -> None:
+    """Random ones, several at a time."""
+    tree, batch, size = Tree.of(3, 2, 1), 8, 60
+    generator, flagged = torch.Generator().manual_seed(4), set()
+    controls, names = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
+    for seed in range(4):
+        target, draft = rows(batch, tree, size, seed=seed)
+        tokens, _ = propose(draft, tree, controls, names)
+        for logits in (target, draft):
+            hit = (torch.rand(logits.shape[:2], generator=generator) < 0.04).to(DEVICE)
+            logits[..., 3] = torch.where(hit, math.nan, logits[..., 3])
+        draft[..., 5] = -math.inf
+        for wrong in (-1, 5, size, 2**40):
+            tokens[:, 1:][(torch.rand(batch, tree.size - 1, generator=generator) < 0.05).to(DEVICE)] = wrong
+        both = [
+            kernels.traverse(target, draft, tokens, tree, controls, names, backend=backend)
+            for backend in ("triton", "torch")
+        ]
+        for mine, other in zip(*both, strict=True):
+            assert torch.equal(mine, other)
+        flagged |= set(both[0].fault.tolist())
+    assert {flag for fault in flagged for flag in Fault if flag & fault} == set(Fault)
 
 
 def test_a_broken_row_draws_nothing() -> None:

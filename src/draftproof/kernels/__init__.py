@@ -139,7 +139,7 @@ def pick(
     *,
     laws: Summary | None = None,  # of the target's rows; all of them are read once more without it
     drafted: Summary | None = None,  # of the draft rows; likewise
-    draft_controls: Controls | None = None,
+    draft_controls: Controls | None = None,  # where they differ: masks are by draft row
     backend: str = "auto",
 ) -> Picked:
     """One step of verify/optimal_binned.py: which guess after a node is accepted, or the token instead.
@@ -161,6 +161,9 @@ def pick(
             f"target {[*target.shape]}, draft {[*draft.shape]}, node {[*node.shape]}, row {[*row.shape]} and tokens "
             f"{[*tokens.shape]} must be of as many sequences, and logits of as many tokens"
         )
+    for rows, mask in ((target, controls.allowed), (draft, theirs.allowed)):
+        if mask is not None and mask.shape[1] != rows.shape[1]:
+            raise DraftproofError(f"allowed masks {mask.shape[1]} rows, but must be of {rows.shape[1]}")
     guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
         return reference.pick(guesses, names)

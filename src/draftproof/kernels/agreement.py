@@ -50,7 +50,7 @@ def compare(
     draft = None if draft is None else draft.double()
     right = reference.verify(target.double(), draft, tokens, controls, rule, names, draft_controls)
     differ = (out.tokens != right.tokens).any(1)
-    chain = reference.drafted(target.double(), draft, tokens, controls, draft_controls)
+    chain, _, _ = reference.drafted(target.double(), draft, tokens, controls, rule, draft_controls)
     stop = out.accepted.long()
     token = out.tokens.gather(1, stop[:, None])[:, 0]
     excused = torch.zeros_like(differ)
@@ -76,7 +76,7 @@ def compare_tree(
     target, draft = target.double(), draft.double()
     right = reference.traverse(target, draft, tokens, tree, controls, names, draft_controls)
     differ = (out.tokens != right.tokens).any(1) | (out.path != right.path).any(1)
-    made = reference.branched(target, draft, tokens, tree, controls, draft_controls)
+    made, _ = reference.branched(target, draft, tokens, tree, controls, draft_controls)
     taken = out.accepted.long()
     node = torch.nn.functional.pad(out.path, (1, 0)).gather(1, taken[:, None])[:, 0]
     token = out.tokens.gather(1, taken[:, None])[:, 0]

@@ -110,8 +110,10 @@ def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr, LAZY: tl.const
     theirs = q, q, q, n, s, n < 0
     if draft.logits is not None:
         t = score(draft, b, n, x, n < length)
-        theirs = recall(draft, draft_law, b, n, n < length)
-        broken = tl.min(tl.where((n < length) & (rule != 2) & ~(theirs[1] > 0), n, length))
+        shift, scale, cutoff, first, rate, greedy = recall(draft, draft_law, b, n, n < length)
+        sound = scale > 0  # another row weighs nothing, or it would spoil what stands beside it
+        theirs = tl.where(sound, shift, 0.0), tl.where(sound, scale, 0.0), cutoff, first, rate, greedy
+        broken = tl.min(tl.where((n < length) & (rule != 2) & ~sound, n, length))
         fault += tl.where(broken < length, 4, 0)
         length = broken
         q = tl.where(rule == 2, q, weigh(draft_law, t, x, theirs))

@@ -64,15 +64,48 @@ def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
     return torch.cat([start, hits.cumsum(1)], dim=1)[:, node : node + nodes].to(torch.int32)
 
 
+def sound_laws(logits: Tensor, controls: Controls, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Like `law`, but zero where a row holds NaN or +inf, which no mask hides, or nothing to draw; and [B, N]: where
+    none of that is so."""
+    found = law(logits, controls, tokens)
+    sound = (logits < torch.inf).all(-1) & (found.sum(-1) > 0)
+    return torch.where(sound[..., None], found, 0), sound
+
+
+def flags(**found: Tensor) -> Tensor:
+    """[B] int32: the faults by name, each of which is found in some places of [B, ...]."""
+    fault = [where.flatten(1).any(1).to(torch.int32) * int(Fault[name]) for name, where in found.items()]
+    return torch.stack(fault).sum(0, dtype=torch.int32)
+
+
 def drafted(
-    target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls, draft_controls: Controls | None = None
-) -> Draft:
-    """The chain with its laws; q is zero where nothing was drafted or the drafts' law is unknown."""
-    p = law(target, controls, tokens)
+    target: Tensor,
+    draft: Tensor | None,
+    tokens: Tensor,
+    controls: Controls,
+    rule: Tensor,
+    draft_controls: Controls | None = None,
+) -> tuple[Draft, Tensor, Tensor]:
+    """The chain with its laws, as far as the drafts are of use; the faults in them [B]; and which p are sound [B, N].
+
+    q is zero where nothing was drafted or the drafts' law is unknown.
+    """
+    p, sound = sound_laws(target, controls, tokens)
+    p[..., 0] += ~sound  # any law will do: whether it is needed is decided by others
     q = torch.zeros_like(p)
+    outside, bare = tokens >= p.shape[-1], (rule == Rule.ONEHOT)[:, None]
+    broken = impossible = torch.zeros_like(outside)
     if draft is not None:
-        q[:, :-1] = law(draft, draft_controls or controls, tokens) * (tokens >= 0)[..., None]
-    return Draft(Tree.chain(tokens.shape[1]), torch.nn.functional.pad(tokens, (1, 0)), q, p)
+        q[:, :-1], whole = sound_laws(draft, draft_controls or controls, tokens)
+        broken = ~(whole | bare)
+        impossible = (q[:, :-1].gather(-1, tokens.clamp(0, p.shape[-1] - 1)[..., None])[..., 0] == 0) & ~bare
+    given = ((tokens >= 0) & ~outside).int().cumprod(1) > 0
+    used = (given & ~broken).int().cumprod(1) > 0
+    ends = torch.nn.functional.pad(given, (1, 0), value=True)[:, :-1] & outside
+    fault = flags(TOKEN=ends, DRAFT=given & broken, IMPOSSIBLE=used & impossible)
+    told = torch.nn.functional.pad(torch.where(used, tokens, -1), (1, 0))
+    q[:, :-1] *= used[..., None]
+    return Draft(Tree.chain(tokens.shape[1]), told, q, p), fault, sound
 
 
 def verify(
@@ -85,8 +118,8 @@ def verify(
     draft_controls: Controls | None = None,
     logprobs: bool = False,
 ) -> Emitted:
-    """Where each sequence's draft stops and what follows it, for sound input: raises where `verify` would flag."""
-    chain = drafted(target, draft, tokens, controls, draft_controls)
+    """Where each sequence's draft stops and what follows it."""
+    chain, fault, sound = drafted(target, draft, tokens, controls, rule, draft_controls)
     u = [uniforms(*names, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
     stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
     for member in Rule:
@@ -94,7 +127,13 @@ def verify(
         found = draw(verifier.stop(chain), u[0])
         stop = torch.where(rule == member, found, stop)
         token = torch.where(rule == member, draw(verifier.next(chain, found), u[1]), token)
-    return assemble(chain.p, tokens, stop, token, logprobs)
+    place = torch.arange(chain.p.shape[1], device=tokens.device)
+    needed = torch.nn.functional.pad(chain.tokens[:, 1:] >= 0, (0, 1)) | (place == stop[:, None])
+    lost = (needed & ~sound).any(1)
+    stop, token = torch.where(lost, 0, stop), torch.where(lost, 0, token)
+    out = assemble(chain.p, tokens, stop, token, logprobs)
+    logprob = None if out.logprob is None else torch.where(lost[:, None], 0, out.logprob)
+    return out._replace(fault=fault + flags(TARGET=lost[:, None]), logprob=logprob)
 
 
 def pick(guesses: Siblings, names: Names) -> Picked:
@@ -111,31 +150,25 @@ def pick(guesses: Siblings, names: Names) -> Picked:
 def spread(guesses: Siblings) -> tuple[Draft, Tensor]:
     """The guesses after one node as a star with its laws, what follows a guess left empty; and the fault [B]."""
     target, node, draft, row, tokens, controls, draft_controls = guesses
-    p, q = _law_at(target, node, controls), _law_at(draft, row, draft_controls)
-    inside = (tokens >= 0) & (tokens < p.shape[-1])
-    drawn = inside & (q.sum(1, keepdim=True) > 0)
+    (p, sound), (q, whole) = _law_at(target, node, controls), _law_at(draft, row, draft_controls)
+    outside = tokens >= p.shape[-1]
+    inside = (tokens >= 0) & ~outside
+    drawn = inside & whole
     told = torch.where(drawn, tokens, -1)
-    fault = torch.where(p.sum(1) > 0, 0, int(Fault.TARGET))
-    for flag, wrong in (
-        (Fault.TOKEN, tokens >= p.shape[-1]),
-        (Fault.DRAFT, inside & ~drawn),
-        (Fault.IMPOSSIBLE, drawn & (q.gather(1, told.clamp_min(0)) == 0)),
-    ):
-        fault = fault + torch.where(wrong.any(1), int(flag), 0)
+    impossible = drawn & (q.gather(1, told.clamp_min(0)) == 0)
+    fault = flags(TARGET=~sound, TOKEN=outside, DRAFT=inside & ~drawn, IMPOSSIBLE=impossible)
     rest = p.new_zeros(len(tokens), tokens.shape[1], p.shape[-1])
     rows = [torch.cat([one[:, None], rest], dim=1) for one in (q * drawn.any(1, keepdim=True), p)]
-    return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(told, (1, 0)), *rows), fault.to(torch.int32)
+    return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(told, (1, 0)), *rows), fault
 
 
-def _law_at(logits: Tensor, node: Tensor, controls: Controls) -> Tensor:
-    """[B, V]: the law of one row of each sequence, zero where NaN or +inf, which no mask hides, or nothing to draw."""
+def _law_at(logits: Tensor, node: Tensor, controls: Controls) -> tuple[Tensor, Tensor]:
+    """[B, V] and [B, 1]: one row of each sequence as `sound_laws` has it."""
     b = torch.arange(len(logits), device=logits.device)
-    rows = logits[b, node][:, None]
     if controls.allowed is not None:
         controls = controls._replace(allowed=controls.allowed[b, node][:, None])
-    found = law(rows, controls, node[:, None][:, :0])[:, 0]
-    sound = (rows[:, 0] < torch.inf).all(1) & ~found.isnan().any(1)
-    return torch.where(sound[:, None], found, 0)
+    found, sound = sound_laws(logits[b, node][:, None], controls, node[:, None][:, :0])
+    return found[:, 0], sound
 
 
 def guess(logits: Tensor, parents: Sequence[int], tree: Tree, tokens: Tensor, controls: Controls, names: Names) -> None:
@@ -150,15 +183,29 @@ def guess(logits: Tensor, parents: Sequence[int], tree: Tree, tokens: Tensor, co
 
 def branched(
     target: Tensor, draft: Tensor, tokens: Tensor, tree: Tree, controls: Controls, draft_controls: Controls | None
-) -> Draft:
-    """The tree with its laws; q is zero where no child was drawn."""
-    p = law(target, controls, tokens[:, :0])
-    said = law(draft, (draft_controls or controls).at(tree.inner), tokens[:, :0])
-    q = torch.zeros_like(p)
+) -> tuple[Draft, Tensor]:
+    """The tree with its laws, and the fault [B]; a guess that is no token, or drawn from a row without a law, counts as
+    not drawn, and so does all below it. q is zero where no child was drawn."""
+    p, sound = sound_laws(target, controls, tokens[:, :0])
+    p[..., 0] += ~sound  # as in `drafted`
+    said, whole = sound_laws(draft, (draft_controls or controls).at(tree.inner), tokens[:, :0])
+    q, told = torch.zeros_like(p), tokens.clone()
+    reached = torch.ones_like(sound)  # by a way on which every guess was drawn
+    outside, broken, impossible = (torch.zeros_like(sound) for _ in range(3))
     for row, node in enumerate(tree.inner):
-        drawn = (tokens[:, list(tree.children(node))] >= 0).any(1)
-        q[:, node] = said[:, row] * drawn[:, None]
-    return Draft(tree, tokens, q, p)
+        children = list(tree.children(node))
+        x, asked = tokens[:, children], reached[:, node, None]
+        outside[:, children] = asked & (x >= p.shape[-1])
+        inside = asked & (x >= 0) & (x < p.shape[-1])
+        broken[:, children] = inside & ~whole[:, row, None]
+        drawn = reached[:, children] = inside & whole[:, row, None]
+        again = (x[:, :, None] == x[:, None, :]).tril(-1).any(2)
+        there = said[:, row].gather(1, torch.where(drawn, x, 0))
+        impossible[:, children] = drawn & (again | (there == 0))
+        told[:, children] = torch.where(drawn, x, -1)
+        q[:, node] = said[:, row] * drawn.any(1, keepdim=True)
+    fault = flags(TARGET=reached & ~sound, TOKEN=outside, DRAFT=broken, IMPOSSIBLE=impossible)
+    return Draft(tree, told, q, p), fault
 
 
 def traverse(
@@ -170,17 +217,19 @@ def traverse(
     names: Names,
     draft_controls: Controls | None = None,
 ) -> Walked:
-    """Which path is accepted and what follows it, for sound input: raises where the kernels would flag."""
-    made = branched(target, draft, tokens, tree, controls, draft_controls)
+    """Which path is accepted and what follows it."""
+    made, fault = branched(target, draft, tokens, tree, controls, draft_controls)
     node = draw(VERIFIERS["traversal"].stop(made), uniforms(*names, Lane.STOP, 1)[:, 0])
     token = draw(VERIFIERS["traversal"].next(made, node), uniforms(*names, Lane.NEXT, 1)[:, 0])
+    lost = (fault & Fault.TARGET) > 0
+    node, token = torch.where(lost, 0, node), torch.where(lost, 0, token)
     deepest = tree.depth[-1]
     path = torch.tensor(tree.ways, dtype=torch.int64, device=tokens.device)[node]  # [B, D]
     accepted = torch.tensor(tree.depth, device=tokens.device)[node]
     out = torch.full((len(tokens), deepest + 1), -1, dtype=torch.int64, device=tokens.device)
     out[:, :deepest] = torch.where(path > 0, tokens.gather(1, path), -1)
     out.scatter_(1, accepted[:, None], token[:, None])
-    return Walked(out, accepted.to(torch.int32), path, torch.zeros_like(accepted, dtype=torch.int32))
+    return Walked(out, accepted.to(torch.int32), path, fault)
 
 
 def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor, logprobs: bool) -> Emitted:

@@ -98,6 +98,7 @@ def look_up(rows, law, draft, draft_law, tree, walk, b, N, D, NP: tl.constexpr):
     for _ in range(D):
         asked = (n > 0) & (tl.gather(reached.to(tl.int32), above, 0) > 0)
         reached = (n == 0) | (drawn & asked)
+    drawn &= reached  # else what is below one that was not drawn might be taken for drawn
     same = (x[:, None] == x[None, :]) & (above[:, None] == above[None, :]) & (n[None, :] < n[:, None])
     again = tl.max((same & (n > 0)[None, :]).to(tl.int32), 1) > 0
     p = weigh(law, score(rows, b, above, tl.where(drawn, x, 0), drawn), x, ours)
