@@ -91,7 +91,8 @@ def compile_all(sampling: Sampling) -> None:
             workspace=launch.Workspace.of(BATCH, NODES, SIZE, torch.device("cpu"), plan),
         )  # fmt: skip
     node = torch.zeros(BATCH, dtype=torch.int64)
-    kernels.pick(logits(NODES), node, logits(1), node, chain, controls, names, backend="triton")
+    theirs = controls.at([0])
+    kernels.pick(logits(NODES), node, logits(1), node, chain, controls, names, draft_controls=theirs, backend="triton")
     tokens = torch.zeros(BATCH, NODES, dtype=torch.int64)
     kernels.guess(logits(1), [0], tree, tokens, controls, names, backend="triton")
     kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, names, backend="triton")
