@@ -11,6 +11,7 @@ from draftproof.engine import fused
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.kernels.types import unsupported
+from draftproof.models.memo import Memo
 from draftproof.models.ngram import NGram, NGramSession
 from draftproof.models.table import TableModel
 from tests import tiny
@@ -103,15 +104,27 @@ def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():
     assert third.finish == "length"
 
 
-@pytest.mark.parametrize("draft", [None, "ngram", tiny.model("llama", 1)], ids=["none", "ngram", "model"])
-def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(draft):
+@pytest.mark.parametrize("memory", [False, True], ids=["bare", "memo"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"draft": None},
+        {"draft": "ngram"},
+        {"draft": tiny.model("llama", 1)},
+        {"draft": tiny.model(), "tree": "paths:2x3", "verify": "traversal"},
+    ],
+    ids=["none", "ngram", "model", "tree"],
+)
+def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(how, memory):
+    """A memory knows what the step that raised has computed, so the target is not asked when that is tried again."""
+
     def shy(ids, scores):
         if ids.shape[1] > 9:
             raise ZeroDivisionError("mine")
         return scores
 
     target = tiny.model()
-    engine = dp.Engine(target, draft=draft, rows=3, length=60)
+    engine = dp.Engine(Memo(target) if memory else target, rows=3, length=60, **how)
     first = engine.add_request("abcabc", max_new_tokens=20, seed=1)
     wrong = engine.add_request("abc", max_new_tokens=20, seed=2, sampling=dp.Sampling(processors=[shy], end_tokens=()))
     last = engine.add_request("hello", max_new_tokens=20, seed=3)
@@ -120,7 +133,7 @@ def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(dra
     engine.cancel(wrong)
     finish(engine)
     for request, prompt, seed in ((first, "abcabc", 1), (last, "hello", 3)):
-        assert request.tokens == dp.generate(target, prompt, draft=draft, max_new_tokens=20, seed=seed).tokens
+        assert request.tokens == dp.generate(target, prompt, max_new_tokens=20, seed=seed, **how).tokens
 
 
 def test_a_request_of_another_engine_is_left_alone():

@@ -9,8 +9,13 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from draftproof import DraftproofError, Tree
 from draftproof.models.hf import HFModel
+from draftproof.models.memo import Memo
+from draftproof.models.mixed import Mixed
 from draftproof.models.ngram import NGram
+from draftproof.models.retold import Retold
+from draftproof.models.session import forget
 from draftproof.models.table import TableModel
+from draftproof.models.vocabulary import Shared, Translated
 from tests import tiny
 
 FAMILIES = ("llama", "qwen3", "gpt2", "mistral")
@@ -77,6 +82,38 @@ def test_a_copied_row_goes_its_own_way():
     logits = session.extend(Tree.chain(0), np.array([[8], [9]]), range(1))
     torch.testing.assert_close(logits[0, 0], alone(model.network, [1, 2, 3, 4, 6, 8]), atol=1e-4, rtol=0)
     torch.testing.assert_close(logits[1, 0], alone(model.network, [1, 2, 3, 5, 7, 9]), atol=1e-4, rtol=0)
+
+
+BYTES = np.arange(tiny.VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tiny.model,
+        lambda: Memo(tiny.model()),
+        lambda: Mixed([tiny.model(), NGram(tiny.VOCABULARY)]),
+        lambda: Translated(tiny.model(), tiny.model(), Shared(BYTES, BYTES, tiny.VOCABULARY), None),
+        lambda: Retold(tiny.model(), tiny.model("llama", 1)),
+    ],
+    ids=["network", "memo", "mixed", "translated", "retold"],
+)
+def test_a_step_that_was_given_up_leaves_nothing_in_the_next_even_if_that_asks_nothing(model):
+    session, fresh = (model().session(rows=2, capacity=40) for _ in range(2))
+    texts = [[1, 2, 3], [4, 5]]
+    for row, text in enumerate(texts):
+        session.join(row, text)
+    tree = Tree.paths(2, 3)
+    session.extend(tree, np.array([[text[-1], *range(20, 26)] for text in texts]), range(tree.size))
+    forget(session)
+    chain, told = Tree.chain(2), np.array([[text[-1], 30, 31] for text in texts])
+    session.commit(chain, told, [2, 1], [40, 41])
+    texts = [[1, 2, 3, 30, 31, 40], [4, 5, 30, 41]]
+    for row, text in enumerate(texts):
+        fresh.join(row, text)
+    asked = np.array([[text[-1], 50, 51] for text in texts])
+    said, expected = (torch.as_tensor(one.extend(chain, asked, range(chain.size))) for one in (session, fresh))
+    torch.testing.assert_close(said, expected, atol=1e-4, rtol=0)
 
 
 def test_memory_is_fixed_after_the_first_call():

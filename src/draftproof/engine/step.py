@@ -24,7 +24,7 @@ from draftproof.engine.rest import Rest, merge
 from draftproof.engine.trace import Step
 from draftproof.law import Array
 from draftproof.lossy import Lossy
-from draftproof.models.session import Session
+from draftproof.models.session import Session, forget
 
 Rule = Verifier | Coupling | Lossy
 
@@ -53,6 +53,8 @@ def step(
     """Advance every sample of every row by one target call; `size` is the vocabulary's."""
     race = Race(rule, size) if isinstance(rule, Coupling) else None
     clock = [time.perf_counter()]
+    for drafter in drafters:
+        forget(drafter)  # of the last step, if it raised: in this one it may not be asked
     asked, sure = tree.size > 1, certain(drafters, tree) and not isinstance(rule, Lossy)
     if sure:
         proposal = follow(rows, drafters, tree, size)

@@ -76,6 +76,9 @@ class HFSession:
         self.pending[target] = list(self.pending[source])
         self.cache.copy(source, target, int(self.length[source]) + 1 + self.extended)
 
+    def forget(self) -> None:
+        self.extended = 0
+
     def read(self, rows: int) -> None:
         """Read what is pending in the first rows ahead of the next call: who wants its hidden states needs them now."""
         if any(self.pending[:rows]):

@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
 from draftproof.law import Array
-from draftproof.models.session import Model, Session
+from draftproof.models.session import Model, Session, forget
 
 
 class Memo:
@@ -73,6 +73,7 @@ class MemoSession:
             for b, drawn in enumerate(tokens)
         ]
         if nodes.start == 0:
+            self.forget()
             self.asked = self._unknown(keys)
             self._catch_up()
         if not self.asked:
@@ -105,6 +106,10 @@ class MemoSession:
             picked = [int(node[b]) for b in order], [int(token[b]) for b in order]
             self.session.commit(tree, np.asarray(tokens)[order], *picked)
         self.asked = []
+
+    def forget(self) -> None:
+        self.asked = []
+        forget(self.session)
 
     def _unknown(self, keys: list[list[tuple[int, ...]]]) -> list[int]:
         """The rows to be computed: those that are behind come first, as only they have something to catch up with."""

@@ -15,7 +15,7 @@ from array_api_compat import array_namespace, is_numpy_array
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.session import Model, Session
+from draftproof.models.session import Model, Session, forget
 
 # Score of what a certain guess leaves out. Finite: where a control cuts the guess, a poor law is left, not none.
 UNLIKELY = -1e4
@@ -70,6 +70,10 @@ class MixedSession:
     def copy(self, source: int, target: int) -> None:
         for session in self.sessions:
             session.copy(source, target)
+
+    def forget(self) -> None:
+        for session in self.sessions:
+            forget(session)
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         said = self._first(tree, tokens, nodes) if nodes.start == 0 else self._deeper(tree, tokens, nodes)

@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.session import Model
+from draftproof.models.session import Model, forget
 from draftproof.models.spelling import Reader, Spelling, common, rejoin, room, shorten
 
 MARGIN = 64  # bytes before the guesses that are tokenised with them: a tokenizer looks at a word's surroundings
@@ -92,6 +92,10 @@ class RetoldSession:
         self.texts[target], self.views[target] = self.texts[source], self.views[source]
         self.written[target], self.guesses[target] = self.written[source], self.guesses[source]
         self.inner.copy(source, target)
+
+    def forget(self) -> None:
+        self.written = [[]] * len(self.written)
+        forget(self.inner)
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         if nodes.start == 0:

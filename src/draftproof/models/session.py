@@ -73,6 +73,17 @@ def guests(main: Session, drafts: Sequence[Model], rows: int, capacity: int) -> 
     return [_checked(one, session) for one, session in zip(some, opened, strict=True)]
 
 
+def forget(session: Any) -> None:
+    """Drop what a step that was given up left in a session; one that keeps nothing of a step need not know of this.
+
+    A session that is asked in every step does so by itself, at node 0. Whoever may leave it out calls this: else it
+    would take the nodes of the step that was given up for those of the step that it is told to commit.
+    """
+    drop = getattr(session, "forget", None)
+    if drop is not None:
+        drop()
+
+
 def _checked(model: Model, session: Any) -> Any:
     """The session, if it has all that will be asked of it: some of that only when texts part or end."""
     missing = [name for name in ("speaks", "join", "copy", "extend", "commit") if not hasattr(session, name)]

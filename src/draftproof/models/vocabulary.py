@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.session import Model
+from draftproof.models.session import Model, forget
 from draftproof.models.spelling import Reader, Spelling, common, rejoin, room, shorten
 
 FEWEST = 20  # one token in so many must be shared: a drafter that can name less is seldom right
@@ -118,6 +118,9 @@ class TranslatedSession:
         self.texts[target], self.views[target] = self.texts[source], self.views[source]
         self.current[target] = self.current[source]
         self.inner.copy(source, target)
+
+    def forget(self) -> None:
+        forget(self.inner)
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         if nodes.start == 0:
