@@ -318,6 +318,26 @@ def test_independent_samples_and_a_tree_that_tunes_itself():
     assert not tuned.trace.failures
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_states_that_are_not_numbers_do_not_outlive_their_text(monkeypatch, moved):
+    monkeypatch.setattr(build, "compiled", lambda: None)  # what is in C does not even read what is hidden
+    whole = copy.deepcopy(tiny.network("llama"))
+    with torch.no_grad():
+        whole.get_input_embeddings().weight[200] = torch.nan
+    model = HeadModel(HFModel(whole, tiny.tokenizer()), network())
+    target, (session,) = sessions(model.target, [model], 3, 60)
+    texts = [list(range(60, 90)), [65, 200, *range(66, 80)], [70, 71]]
+    for each in (target, session):
+        for row, text in enumerate(texts):
+            each.join(row, text)
+    said = session.extend(Tree.chain(0), np.array([[text[-1]] for text in texts]), range(1))
+    assert said.isnan().any(dim=-1)[:, 0].tolist() == [False, True, False]
+    for each in (target, session):
+        each.copy(2, 1) if moved else each.join(1, texts[2])
+    tree = Tree.chain(2)
+    assert_laws(model, session, [texts[0], texts[2]], tree, np.array([[89, 3, 4], [71, 5, 6]]))
+
+
 def test_a_memory_in_front_of_the_target_changes_nothing():
     """Where it answers, the target has not read what the head needs, and reads it then."""
     model = head()

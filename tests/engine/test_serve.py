@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import draftproof as dp
 from draftproof.engine import fused
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.kernels.types import unsupported
+from draftproof.models.head import HeadModel
+from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.ngram import NGram, NGramSession
+from draftproof.models.retold import Retold
 from draftproof.models.table import TableModel
 from tests import tiny
+from tests.engine.test_head import network
 
 ORDERS = [
     {"prompt": "abcabc", "max_new_tokens": 20, "seed": 1},
@@ -134,6 +140,35 @@ def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(how
     finish(engine)
     for request, prompt, seed in ((first, "abcabc", 1), (last, "hello", 3)):
         assert request.tokens == dp.generate(target, prompt, max_new_tokens=20, seed=seed, **how).tokens
+
+
+def poisoned(seed: int = 0) -> HFModel:
+    """A model that cannot read token 200."""
+    whole = copy.deepcopy(tiny.network("llama", seed))
+    with torch.no_grad():
+        whole.get_input_embeddings().weight[200] = torch.nan
+    return HFModel(whole, tiny.tokenizer())
+
+
+@pytest.mark.parametrize("place", [1, 2], ids=["a text is moved there", "a text joins there"])
+@pytest.mark.parametrize("draft", ["none", "model", "text", "head"])
+def test_a_text_whose_states_are_not_numbers_leaves_none_of_them_in_its_row(draft, place):
+    target = poisoned()
+    small = poisoned(seed=1)
+    drafts = {"model": small, "text": Retold(target, small), "head": HeadModel(target, network())}
+    how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
+    engine = dp.Engine(target, draft=drafts.get(draft), rows=3, length=80)
+    prompts = [list(range(60, 90)), [70, 71]]  # one is longer than the wrong text, so what that leaves is looked at
+    prompts.insert(place, [65] * 10 + [200] + [66] * 5)
+    requests = [engine.add_request(prompt, **how) for prompt in prompts]
+    with pytest.raises(dp.DraftproofError, match="non-finite"):
+        engine.step()
+    engine.cancel(requests.pop(place))
+    requests.append(engine.add_request([72, 73], **how))
+    finish(engine)
+    for request in requests:
+        assert not request.trace.failures
+        assert request.tokens == dp.generate(target, request.prompt, draft=drafts.get(draft), **how).tokens
 
 
 def test_a_request_of_another_engine_is_left_alone():

@@ -63,18 +63,21 @@ class HFSession:
         self.extended = 0  # nodes of the current tree that are in the cache
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
-        self.length[row] = 0
-        self.pending[row] = list(tokens[:-1])
+        self.rejoin(row, tokens, kept=0)
 
     def rejoin(self, row: int, tokens: Sequence[int], kept: int) -> None:
         """Join again between two steps, with a text whose first `kept` tokens the row holds already."""
         self.length[row] = min(int(self.length[row]), kept, len(tokens) - 1)
         self.pending[row] = list(tokens[self.length[row] : -1])
+        if not self.length[row]:  # another text
+            self.cache.clear(row)
 
     def copy(self, source: int, target: int) -> None:
         self.length[target] = self.length[source]
         self.pending[target] = list(self.pending[source])
-        self.cache.copy(source, target, int(self.length[source]) + 1 + self.extended)
+        filled = int(self.length[source]) + 1 + self.extended
+        self.cache.copy(source, target, filled)
+        self.cache.clear(target, filled)
 
     def forget(self) -> None:
         self.extended = 0

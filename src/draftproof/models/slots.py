@@ -144,6 +144,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         for buffer in self.buffers:
             buffer[target, :, :length] = buffer[source, :, :length]
 
+    def clear(self, row: int, length: int = 0) -> None:
+        """Zeros after the first slots of a row: a mask hides what another text left there, but not if it is NaN."""
+        for buffer in self.buffers:
+            buffer[row, :, length:] = 0
+
     @property
     def buffers(self) -> list[torch.Tensor]:
         """What has been made so far: keys and values of each layer, and hidden states where they are kept."""
