@@ -171,6 +171,28 @@ def test_a_text_whose_states_are_not_numbers_leaves_none_of_them_in_its_row(draf
         assert request.tokens == dp.generate(target, request.prompt, draft=drafts.get(draft), **how).tokens
 
 
+@pytest.mark.parametrize("drafted", [False, True])
+def test_nor_does_it_where_the_step_is_fused(drafted, monkeypatch):
+    monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
+    target, draft = poisoned(), poisoned(seed=1) if drafted else None
+    how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
+    engine = dp.Engine(target, draft=draft, rows=2, length=80)
+    first = engine.add_request(list(range(60, 90)), **how)
+    engine.step()
+    wrong = engine.add_request([65] * 10 + [200] + [66] * 5, **how)
+    with pytest.raises(dp.DraftproofError, match="non-finite"):
+        finish(engine)
+    assert wrong.finish == "cancelled"
+    last = engine.add_request([70, 71], **how)
+    finish(engine)
+    assert {type(batch) for batch in engine._batches.values()} == {FusedBatch}
+    for request in (first, last):
+        alone = dp.Engine(target, draft=draft, rows=1, length=80)
+        other = alone.add_request(list(request.prompt), **how)
+        finish(alone)
+        assert request.tokens == other.tokens
+
+
 def test_a_request_of_another_engine_is_left_alone():
     mine, other = (dp.Engine(tiny.model(), draft=None, rows=1, length=60) for _ in range(2))
     running, waiting = (mine.add_request("abc", max_new_tokens=5, seed=n) for n in range(2))

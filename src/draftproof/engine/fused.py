@@ -114,6 +114,7 @@ class FusedBatch:
         self._waiting: list[_Reading] = []
         self._said: list[tuple[Request, list[Piece]]] = []  # read before its turn
         self._lost = False  # whether a text could not go on
+        self._spoiled: set[int] = set()  # rows that it may have left NaN in, which no mask hides
         self._missed = False  # whether the drafter did not see the last step
         self._mark = 0.0  # when the last step was read
 
@@ -179,6 +180,10 @@ class FusedBatch:
         texts: dict[Sequence[int], list[int]] = {}
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
+        for row in self._spoiled & requests.keys():
+            self._spoiled.remove(row)
+            for session in self.resident.sessions:
+                session.cache.clear(row)
         self.resident.read((rows[0], text) for text, rows in texts.items())
         same = [(rows[0], other) for rows in texts.values() for other in rows[1:]]
         if same:
@@ -270,6 +275,7 @@ class FusedBatch:
                 continue
             if fault[row] & Fault.TARGET:
                 self._lost = True
+                self._spoiled.add(row)
                 self.cancel(request)
                 continue
             emitted = tuple(token for token in tokens[row] if token >= 0)

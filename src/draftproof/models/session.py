@@ -77,7 +77,8 @@ def forget(session: Any) -> None:
     """Drop what a step that was given up left in a session; one that keeps nothing of a step need not know of this.
 
     A session that is asked in every step does so by itself, at node 0. Whoever may leave it out calls this: else it
-    would take the nodes of the step that was given up for those of the step that it is told to commit.
+    would take the nodes of the step that was given up for those of the step that it is told to commit. A session of
+    other sessions passes it on.
     """
     drop = getattr(session, "forget", None)
     if drop is not None:
