@@ -108,13 +108,13 @@ class HeadSession:
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
         self.texts[row], self.known[row] = [int(token) for token in tokens], 0
-        self.cache.clear(row)
+        self.cache.take(row)
 
     def copy(self, source: int, target: int) -> None:
         self.texts[target], self.known[target] = list(self.texts[source]), self.known[source]
         filled = int(self.known[source]) + 1
         self.cache.copy(source, target, filled)
-        self.cache.clear(target, filled)
+        self.cache.take(target, filled)
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         return self._spread(self.narrow(tree, tokens, nodes), -torch.inf)

@@ -70,14 +70,14 @@ class HFSession:
         self.length[row] = min(int(self.length[row]), kept, len(tokens) - 1)
         self.pending[row] = list(tokens[self.length[row] : -1])
         if not self.length[row]:  # another text
-            self.cache.clear(row)
+            self.cache.take(row)
 
     def copy(self, source: int, target: int) -> None:
         self.length[target] = self.length[source]
         self.pending[target] = list(self.pending[source])
         filled = int(self.length[source]) + 1 + self.extended
         self.cache.copy(source, target, filled)
-        self.cache.clear(target, filled)
+        self.cache.take(target, filled)
 
     def forget(self) -> None:
         self.extended = 0

@@ -70,6 +70,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = capacity
         self.first = 0  # the call's first row
         self.only: torch.Tensor | None = None  # rows of the call's tokens, where whole texts stand side by side
+        self.taken: set[int] = set()  # rows that texts have stood in
         self.begin, self.used = 0, 1  # slots that are read
         self.start: int | None = None
         self.slots: torch.Tensor | None = None
@@ -143,6 +144,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Make the first slots of one row, or of several, the same as those of another, or of as many others."""
         for buffer in self.buffers:
             buffer[target, :, :length] = buffer[source, :, :length]
+
+    def take(self, row: int, length: int = 0) -> None:
+        """A text takes a row, of which it has written the first slots; what another left in the others goes."""
+        if row in self.taken:
+            self.clear(row, length)
+        self.taken.add(row)
 
     def clear(self, row: int, length: int = 0) -> None:
         """Zeros after the first slots of a row: a mask hides what another text left there, but not if it is NaN."""
