@@ -172,11 +172,10 @@ def resolve(target: Named, draft: Drafts, verify: str, lossy: str | None) -> tup
     """Who writes, who guesses and who decides, from their names."""
     rule = choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
     target = load(target) if isinstance(target, str | Path) else target
-    given: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
-    named = [str(one) if isinstance(one, Path) else one for one in given]
-    for one, what in [(target, "target"), *((one, "draft") for one in named if not isinstance(one, str))]:
+    named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
+    for one, what in [(target, "target"), *((one, "draft") for one in named if not isinstance(one, str | Path))]:
         check_model(one, what)
-    found = [drafter(one, target) if isinstance(one, str) else fit(target, one) for one in named]
+    found = [drafter(one, target) if isinstance(one, str | Path) else fit(target, one) for one in named]
     drafts: list[Model] = [one for one in found if one is not None]
     if len(drafts) > 1 and not (isinstance(rule, Verifier) and rule.mixes):
         raise DraftproofError(f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance")

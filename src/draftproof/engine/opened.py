@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Opened:
     def _drafter(self, target: HFModel) -> Model | None:
         if self.draft is None:
             return None
-        if isinstance(self.draft, str):
+        if isinstance(self.draft, str | Path):
             return drafter(self.draft, target)
         is_network = isinstance(self.draft, torch.nn.Module)
         model: Model = HFModel(leaner(self.draft) if self.lean else self.draft) if is_network else self.draft

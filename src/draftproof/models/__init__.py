@@ -81,12 +81,13 @@ def read(name: str, precision: Any) -> tuple[Any, Any]:
         raise DraftproofError(_explain(name, error)) from error
 
 
-def drafter(name: str, target: Model) -> Model | None:
+def drafter(name: str | Path, target: Model) -> Model | None:
     """The drafter called `name` for this target: one of DRAFTERS, or a model; None where that is none, or none pays.
 
     A model of another tokenizer family guesses in the tokens that both know (models/vocabulary.py); with "text:" before
     its name it writes text, which is cut into the target's tokens (models/retold.py).
     """
+    name = str(name)
     if "|" in name:
         parts = [one for part in name.split("|") if (one := drafter(part, target)) is not None]
         return Mixed(parts) if len(parts) > 1 else next(iter(parts), None)
