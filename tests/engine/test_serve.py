@@ -72,12 +72,14 @@ def test_what_the_fused_step_cannot_do_goes_beside_it(monkeypatch):
         assert request.output.tokens == dp.generate(target, **order, draft=draft).tokens
 
 
-def test_what_one_batch_said_is_not_lost_when_another_raises(monkeypatch):
-    def shy(ids, scores):
-        if ids.shape[1] > 9:
-            raise ZeroDivisionError("mine")
-        return scores
+def shy(ids, scores):
+    """A processor that bears no long text."""
+    if ids.shape[1] > 9:
+        raise ZeroDivisionError("mine")
+    return scores
 
+
+def test_what_one_batch_said_is_not_lost_when_another_raises(monkeypatch):
     monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
     engine = dp.Engine(tiny.model(), draft=None, rows=3, length=60)
     endless = dp.Sampling(end_tokens=())
@@ -123,11 +125,6 @@ def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():
 )
 def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(how, memory):
     """A memory knows what the step that raised has computed, so the target is not asked when that is tried again."""
-
-    def shy(ids, scores):
-        if ids.shape[1] > 9:
-            raise ZeroDivisionError("mine")
-        return scores
 
     target = tiny.model()
     engine = dp.Engine(Memo(target) if memory else target, rows=3, length=60, **how)
