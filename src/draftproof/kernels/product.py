@@ -3,8 +3,8 @@
 """Products of a small network as phases of one launch, with what comes before and after them.
 
 A unit of work is some columns of the result, or some pairs of columns: gate and up of the same place, or what a rotary
-position turns into each other. Few rows are multiplied by plain arithmetic, every warp has its own column: nothing is
-exchanged between warps, and the weights are on their way before the phase begins. Many rows go through tensor cores.
+position turns into each other. Many rows go through tensor cores, and a phase begins when all programs are done with
+the one before; few rows have a way of their own (few.py).
 """
 
 import triton
@@ -16,91 +16,22 @@ STAGES: tl.constexpr = tl.constexpr(6)  # of a loop over weights: loads that are
 
 
 @triton.jit
-def product(
-    x, weight, norm, to, count, goal, R, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
-    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, TILES: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, MANY: tl.constexpr, PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    """x [R, K] times weight [.., K], BN of N columns or pairs at a time, once all have come so far.
-
-    norm   None, or of the rows of x: gain [K], sums of squares [R, TILES], eps. Of many rows the gain is already in x,
-           of few the sums are not needed
-    END    what becomes of the result; `to` is what that reads meanwhile, and where it goes:
-           "turn"  pairs are turned, if they are not of values, and become queries or entries of the cache:
-                   (cos, sin [R, D], own [R] slots),
-                   (queries [R, H * D], keys, values [B, SHARED, room, D], bias, room, tokens of a row)
-           "add"   columns are added to x [R, N]. Of many rows also x times the next norm's gain is kept, and squares:
-                   (x, gain), (x, gained [R, N], squares [R, TILES])
-           "gate"  silu(first) * second of a pair: (), (out [R, N],)
-    """
-    if MANY:
-        many(x, weight, norm, to, count, goal, R, N, K, END, H, SHARED, D, BIASED, TILES, BN, BK, M, PROGRAMS)
-    else:
-        few(x, weight, norm, to, count, goal, N, K, END, H, SHARED, D, BIASED, BN, BK, M, PROGRAMS)
-
-
-@triton.jit
-def few(
-    x, weight, norm, to, count, goal, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
-    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    """All M rows at once, as many columns as there are warps."""
-    tiles: tl.constexpr = (N + BN - 1) // BN
-    S: tl.constexpr = (K + BK - 1) // BK
-    PAIRS: tl.constexpr = END != "add"
-    APART: tl.constexpr = D // 2 if END == "turn" else N
-    unit = tl.program_id(0)
-    j, n = columns(unit, N, D, BN, END)
-    w = pieces(weight + n[:, None] * K, (j < N)[:, None], K, BK, "")
-    v = pieces(weight + (n + APART)[:, None] * K, ((j < N) & PAIRS)[:, None], K, BK, "")
-    # a row is read by every warp, which is sooner than one gives it to the others
-    zero = 0 * n[:, None]
-    if norm is not None:
-        gain = pieces(norm[0] + zero, zero == 0, K, BK, "")
-    reach(count, goal, PROGRAMS)
-    rows, roots = (), ()
-    for m in tl.static_range(M):
-        rows = rows + pieces(x + m * K + zero, zero == 0, K, BK, ".cg")
-    if norm is not None:
-        normed = ()
-        for m in tl.static_range(M):
-            squares = tl.zeros((BN, BK), tl.float32)
-            for s in tl.static_range(S):
-                exact = rows[m * S + s].to(tl.float32)
-                squares += exact * exact
-                normed = normed + (exact * gain[s].to(tl.float32),)
-            roots = roots + (tl.rsqrt(tl.sum(squares, 1) / K + norm[2]),)
-        rows = normed
-    while unit < tiles:
-        j, n = columns(unit, N, D, BN, END)
-        following, then = columns(unit + PROGRAMS, N, D, BN, END)
-        next_w = pieces(weight + then[:, None] * K, (following < N)[:, None], K, BK, "")
-        next_v = pieces(weight + (then + APART)[:, None] * K, ((following < N) & PAIRS)[:, None], K, BK, "")
-        needs = ()
-        for m in tl.static_range(M):
-            needs = needs + (need(to[0], m + 0 * n, n, j < N, N, END, H, SHARED, D),)
-        for m in tl.static_range(M):
-            one, two = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BK), tl.float32)
-            for s in tl.static_range(S):
-                one += rows[m * S + s].to(tl.float32) * w[s].to(tl.float32)
-                if PAIRS:
-                    two += rows[m * S + s].to(tl.float32) * v[s].to(tl.float32)
-            one, two = tl.sum(one, 1), tl.sum(two, 1)
-            if norm is not None:
-                one, two = one * roots[m], two * roots[m]
-            finish(one, two, to[1], needs[m], m + 0 * n, n, j < N, unit, N, END, H, SHARED, D, BIASED, BN)
-        w, v = next_w, next_v
-        unit += PROGRAMS
-
-
-@triton.jit
 def many(
     x, weight, norm, to, count, goal, R, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
     H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, TILES: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """M rows at a time."""
+    """x [R, K] times weight [.., K], BN of N columns or pairs and M rows at a time, once all have come so far.
+
+    norm   None, or of the rows of x, in which the gain already is: sums of squares [R, TILES], eps
+    END    what becomes of the result; `to` is what that reads meanwhile, and where it goes:
+           "turn"  pairs are turned, if they are not of values, and become queries or entries of the cache:
+                   (cos, sin [R, D], own [R] slots),
+                   (queries [R, H * D], keys, values [B, SHARED, room, D], bias, room, tokens of a row)
+           "add"   columns are added to x [R, N]; x times the next norm's gain is kept too, and squares:
+                   (x, gain), (x, gained [R, N], squares [R, TILES])
+           "gate"  silu(first) * second of a pair: (), (out [R, N],)
+    """
     tiles: tl.constexpr = (N + BN - 1) // BN
     TP: tl.constexpr = triton.next_power_of_2(TILES)
     unit = tl.program_id(0)
@@ -112,10 +43,10 @@ def many(
         needs = need(to[0], r[:, None], n[None, :], both, N, END, H, SHARED, D)
         if norm is not None:
             inside = (r < R)[:, None] & (t < TILES)
-            squares = tl.load(norm[1] + r[:, None] * TILES + t, mask=inside, other=0.0, cache_modifier=".cg")
+            squares = tl.load(norm[0] + r[:, None] * TILES + t, mask=inside, other=0.0, cache_modifier=".cg")
         one, two = sums(x, weight, r, r < R, n, j < N, K, D // 2 if END == "turn" else N, END != "add", BN, BK, M)
         if norm is not None:
-            root = tl.rsqrt(tl.sum(squares, 1) / K + norm[2])[:, None]
+            root = tl.rsqrt(tl.sum(squares, 1) / K + norm[1])[:, None]
             one, two = one * root, two * root
         finish(one, two, to[1], needs, r[:, None], n[None, :], both, unit % tiles, N, END, H, SHARED, D, BIASED, BN)
         if END == "add":
@@ -164,7 +95,7 @@ def pieces(at, inside, K: tl.constexpr, BK: tl.constexpr, CACHE: tl.constexpr):
 
 @triton.jit
 def need(given, r, n, both, N, END: tl.constexpr, H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr):
-    """What `finish` reads, while the product is being made."""
+    """What `say` and `finish` read, while the product is being made."""
     read = ()
     if END == "turn":
         cos, sin, own = given
@@ -184,28 +115,51 @@ def finish(
     one, two, to, read, r, n, both, tile, N, END: tl.constexpr, H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr,
     BIASED: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Columns n of rows r, [BN] of one row or [M, BN]."""
+    """Columns n of rows r, [M, BN]."""
     if END == "turn":
         queries, keys, values, bias, room, tokens = to
-        c, s, slot = read
-        if BIASED:
-            one += tl.load(bias + n, mask=both, other=0.0).to(tl.float32)
-            two += tl.load(bias + n + D // 2, mask=both, other=0.0).to(tl.float32)
-        one, two = one * c - two * s, two * c + one * s
-        head = tile * BN // (D // 2)  # of all columns, as BN divides D // 2
-        out, at = queries, (r * (H * D) + n).to(tl.int64)
-        if head >= H:
-            out = keys
-            at = ((r // tokens * SHARED + (head - H) % SHARED) * room + slot) * D + n % D
-        if head >= H + SHARED:
-            out = values
-        tl.store(out + at, one.to(out.dtype.element_ty), mask=both)
-        tl.store(out + at + D // 2, two.to(out.dtype.element_ty), mask=both)
+        one, two = turn(one, two, read, bias, n, both, D, BIASED)
+        if tile * BN < H * (D // 2):
+            at = queries + (r * (H * D) + n).to(tl.int64)
+            tl.store(at, one.to(queries.dtype.element_ty), mask=both)
+            tl.store(at + D // 2, two.to(queries.dtype.element_ty), mask=both)
+        keep(one, two, keys, values, read[2], r, n, both, tile, room, tokens, H, SHARED, D, BN)
     if END == "gate":
-        made = one / (1.0 + tl.exp(-one)) * two
-        tl.store(to[0] + r * N + n, made.to(to[0].dtype.element_ty), mask=both)
+        tl.store(to[0] + r * N + n, gated(one, two).to(to[0].dtype.element_ty), mask=both)
     if END == "add":
         tl.store(to[0] + r * N + n, (one + read[0]).to(to[0].dtype.element_ty), mask=both)
+
+
+@triton.jit
+def turn(one, two, read, bias, n, there, D: tl.constexpr, BIASED: tl.constexpr):
+    """Pairs of columns, with their bias, turned by the angles that `need` has read."""
+    c, s, _slot = read
+    if BIASED:
+        one += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)
+        two += tl.load(bias + n + D // 2, mask=there, other=0.0).to(tl.float32)
+    return one * c - two * s, two * c + one * s
+
+
+@triton.jit
+def keep(
+    one, two, keys, values, slot, r, n, there, tile, room, tokens,
+    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Turned pairs as entries of the cache, if they are of keys or values."""
+    head = tile * BN // (D // 2)  # of all columns, as BN divides D // 2
+    if head >= H:
+        out = keys
+        if head >= H + SHARED:
+            out = values
+        at = ((r // tokens * SHARED + (head - H) % SHARED) * room + slot) * D + n % D
+        tl.store(out + at, one.to(out.dtype.element_ty), mask=there)
+        tl.store(out + at + D // 2, two.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def gated(one, two):
+    """silu(one) * two."""
+    return one / (1.0 + tl.exp(-one)) * two
 
 
 @triton.jit

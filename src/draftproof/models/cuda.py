@@ -22,6 +22,7 @@ PARTS = 8  # of them
 BLOCK = 64  # slots that are looked at at once
 CHUNK = 256  # slots, more than which are split among programs
 WIDTH, ROWS, FEW = 2048, 64, 2  # of a small network; its tokens in all; those that are multiplied without tensor cores
+COLUMNS = 8  # of a product, that a program makes at a time
 ASKING = 64  # queries of a row for a head of its keys
 ENTRIES = 2048  # of a slot, that a program moves
 PROGRAMS, SPLITS = 264, 32  # that a call makes if there is work for them; of a row and head at most
@@ -174,21 +175,28 @@ def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Rule, stores: Seq
     queries, splits = _power(tokens * heads // shared), -(-slots // CHUNK)
     # sizes of programs; a warp has a column of its own where rows are few, and 8 of them divide half a head
     many = rows > FEW
-    most, warps, columns, pairs, block, wide = (_power(rows), 4, 8, 16, 64, 128) if many else (rows, 8, 8, 8, 256, 256)
-    kept = [x.new_empty(rows * each) for each in (width, heads * size, heads * size, inner)]
+    most, warps, block, wide = (_power(rows), 4, 64, 128) if many else (rows, 8, 256, 256)
     count = batch * shared * splits * queries
     parts = [x.new_empty(each, dtype=torch.float32) for each in (count, count, count * size)]
-    squares = x.new_empty(rows * -(-width // columns), dtype=torch.float32)
-    arrived = torch.zeros(1 + batch * shared, dtype=torch.int32, device=x.device)
+    told, scratch = 0, list[torch.Tensor | None]([None] * 5)
+    if many:
+        squares = x.new_empty(rows * -(-width // COLUMNS), dtype=torch.float32)
+        gained, *others = (x.new_empty(rows * each) for each in (width, heads * size, heads * size, inner))
+        scratch = [gained, squares, *others]
+    else:  # words are twice as wide as the numbers in them
+        each = (2 * heads + 2 * shared) * size + 2 * width + inner
+        told = rows * (width + len(blocks) * each) * x.element_size() // 2
+    zeros = torch.zeros(told + 1 + len(blocks) * batch * shared, dtype=torch.int32, device=x.device)
+    words, arrived = zeros[:told].view(torch.int32 if x.element_size() == 2 else torch.int64), zeros[told:]
     tree = (rule.root, rule.above) if isinstance(rule, Branching) else (None, None)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
     with launch.on(x.device):
         kernel[(programs,)](
-            x, kept[0], squares, *kept[1:], rotation.cos.contiguous(), rotation.sin.contiguous(),
-            rule.own.contiguous(), *tree, table, *parts, arrived, len(blocks), batch, tokens, shape.eps,
+            x, *scratch, rotation.cos.contiguous(), rotation.sin.contiguous(),
+            rule.own.contiguous(), *tree, table, *parts, arrived, words, len(blocks), batch, tokens, shape.eps,
             math.log2(math.e) / math.sqrt(size), splits, slots,
             WIDTH=width, H=heads, SHARED=shared, D=size, INNER=inner, BIASED=shape.bias,
-            M=most, MANY=many, BN=columns, BG=pairs, BK=block, BI=wide,
+            M=most, MANY=many, BN=COLUMNS, BG=2 * COLUMNS, BK=block, BI=wide,
             QUERIES=queries, BP=_power(batch), BLOCK=CHUNK, PROGRAMS=programs,
             num_warps=warps, launch_cooperative_grid=x.is_cuda,
         )  # fmt: skip
