@@ -167,7 +167,7 @@ def test_a_text_that_cannot_go_on_costs_the_others_nothing():
     with pytest.raises(dp.DraftproofError, match="no token is allowed"):
         listen()
     listen()
-    assert [request.finish for request in made] == ["length", "cancelled", "length"]
+    assert [request.finish for request in made] == ["length", "failed", "length"]
     assert [request.tokens for request in made[::2]] == [request.tokens for request in expected[::2]]
     assert all(said[request] == len(request.output.text) for request in made)  # nothing was kept back
 

@@ -90,8 +90,8 @@ def test_what_one_batch_said_is_not_lost_when_another_raises(monkeypatch):
         try:
             said += "".join(piece.text for request, made in engine.step() if request is text for piece in made)
         except ZeroDivisionError:
-            engine.cancel(wrong)
-    assert wrong.finish == "cancelled"
+            assert wrong.error
+    assert wrong.finish == "failed"
     assert said == text.output.text
 
 
@@ -123,7 +123,7 @@ def test_requests_wait_for_a_row_in_their_order_and_can_be_cancelled():
     ],
     ids=["none", "ngram", "model", "tree"],
 )
-def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(how, memory):
+def test_what_a_request_raises_ends_it_and_costs_the_others_nothing(how, memory):
     """A memory knows what the step that raised has computed, so the target is not asked when that is tried again."""
 
     target = tiny.model()
@@ -131,12 +131,60 @@ def test_what_a_request_raises_costs_the_others_nothing_once_it_is_cancelled(how
     first = engine.add_request("abcabc", max_new_tokens=20, seed=1)
     wrong = engine.add_request("abc", max_new_tokens=20, seed=2, sampling=dp.Sampling(processors=[shy], end_tokens=()))
     last = engine.add_request("hello", max_new_tokens=20, seed=3)
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
         finish(engine)
-    engine.cancel(wrong)
+    assert (wrong.finish, wrong.error) == ("failed", raised.value)
+    assert [first.error, last.error] == [None, None]
     finish(engine)
     for request, prompt, seed in ((first, "abcabc", 1), (last, "hello", 3)):
         assert request.tokens == dp.generate(target, prompt, max_new_tokens=20, seed=seed, **how).tokens
+
+
+def test_each_of_those_that_fail_in_one_step_has_its_own_error():
+    """Samplings that are alike are made laws in one call: its error is told to those alone who caused it."""
+
+    def picky(ids, scores):
+        if ids[0, 0] % 2:
+            raise LookupError(f"odd: {ids[0, 0]}")
+        return scores
+
+    engine = dp.Engine(tiny.model(), draft="ngram", rows=6, length=60)
+    how = {"max_new_tokens": 8, "sampling": dp.Sampling(processors=[picky], end_tokens=())}
+    wide = dp.Sampling(processors=[lambda ids, scores: scores[:, 1:]])
+    requests = [engine.add_request([first, 1, 2], seed=first, **how) for first in (3, 4, 5, 6)]
+    requests.append(engine.add_request([7], seed=7, sampling=wide, max_new_tokens=8))
+    with pytest.raises(LookupError, match="odd: 3") as raised:
+        engine.step()
+    assert [request.finish for request in requests] == ["failed", "", "failed", "", "failed"]
+    assert requests[0].error is raised.value
+    assert (type(requests[2].error), str(requests[2].error)) == (LookupError, "odd: 5")
+    assert "keep the shape" in str(requests[4].error)
+    finish(engine)
+    for request in (requests[1], requests[3]):
+        alone = dp.generate(tiny.model(), request.prompt, draft="ngram", seed=request.member.seed, **how)
+        assert (request.finish, request.tokens) == ("length", alone.tokens)
+
+
+class Hiccup:
+    """A processor that raises once."""
+
+    calls = 0
+
+    def __call__(self, ids, scores):
+        self.calls += 1
+        if self.calls == 3:
+            raise TimeoutError("once")
+        return scores
+
+
+def test_an_error_that_is_over_when_it_is_looked_for_ends_no_request():
+    engine = dp.Engine(tiny.model(), draft=None, rows=2, length=60)
+    request = engine.add_request("abc", max_new_tokens=8, seed=1, sampling=dp.Sampling(processors=[Hiccup()]))
+    with pytest.raises(TimeoutError, match="once"):
+        finish(engine)
+    assert (request.finish, request.error) == ("", None)
+    finish(engine)
+    assert request.tokens == dp.generate(tiny.model(), "abc", draft=None, max_new_tokens=8, seed=1).tokens
 
 
 def poisoned(seed: int = 0) -> HFModel:
@@ -158,9 +206,10 @@ def test_a_text_whose_states_are_not_numbers_leaves_none_of_them_in_its_row(draf
     prompts = [list(range(60, 90)), [70, 71]]  # one is longer than the wrong text, so what that leaves is looked at
     prompts.insert(place, [65] * 10 + [200] + [66] * 5)
     requests = [engine.add_request(prompt, **how) for prompt in prompts]
-    with pytest.raises(dp.DraftproofError, match="non-finite"):
+    with pytest.raises(dp.DraftproofError, match="non-finite") as raised:
         engine.step()
-    engine.cancel(requests.pop(place))
+    wrong = requests.pop(place)
+    assert (wrong.finish, wrong.error) == ("failed", raised.value)
     requests.append(engine.add_request([72, 73], **how))
     finish(engine)
     for request in requests:
@@ -177,9 +226,9 @@ def test_nor_does_it_where_the_step_is_fused(drafted, monkeypatch):
     first = engine.add_request(list(range(60, 90)), **how)
     engine.step()
     wrong = engine.add_request([65] * 10 + [200] + [66] * 5, **how)
-    with pytest.raises(dp.DraftproofError, match="non-finite"):
+    with pytest.raises(dp.DraftproofError, match="non-finite") as raised:
         finish(engine)
-    assert wrong.finish == "cancelled"
+    assert (wrong.finish, wrong.error) == ("failed", raised.value)
     last = engine.add_request([70, 71], **how)
     finish(engine)
     assert {type(batch) for batch in engine._batches.values()} == {FusedBatch}
@@ -194,6 +243,8 @@ def test_a_request_of_another_engine_is_left_alone():
     mine, other = (dp.Engine(tiny.model(), draft=None, rows=1, length=60) for _ in range(2))
     running, waiting = (mine.add_request("abc", max_new_tokens=5, seed=n) for n in range(2))
     mine.step()
+    with pytest.raises(dp.DraftproofError, match="cancel takes a request that add_request returned, not 3"):
+        mine.cancel(3)
     for request in (running, waiting):
         with pytest.raises(dp.DraftproofError, match="not of this engine: cancel it where it was added"):
             other.cancel(request)

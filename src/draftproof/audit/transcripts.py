@@ -34,7 +34,7 @@ _OFF: dict[str, Any] = {
     **dict.fromkeys(("ignore_eos", "use_beam_search"), False),
     "do_sample": True,
 }
-_FINISHES = ("end", "length", "stop", "context", "cancelled")
+_FINISHES = ("end", "length", "stop", "context", "cancelled", "failed")
 _SETTINGS = {field.name for field in dataclasses.fields(Sampling)} - {"processors"}
 _KEYS = {"prompt", "prompt_token_ids", "output_token_ids", "sampling", "accepted", "finish", "retokenised"}
 

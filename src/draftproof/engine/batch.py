@@ -15,7 +15,7 @@ from draftproof.engine.auto import Auto, name
 from draftproof.engine.laws import Row
 from draftproof.engine.propose import reason
 from draftproof.engine.request import Request
-from draftproof.engine.step import Outcome, Rule, step
+from draftproof.engine.step import Outcome, RowsError, Rule, step
 from draftproof.engine.text import Piece
 from draftproof.errors import DraftproofError
 from draftproof.models.session import Model, guests, sessions
@@ -103,11 +103,21 @@ class Batch:
                 return
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
-        """One target call: what each request said in it."""
+        """One target call: what each request said in it.
+
+        Requests that cannot go on end, their error in them; the first of these is raised. The others can go on.
+        """
         start = time.perf_counter()
         rows = [self._row(requests) for requests in self.rows]
         tree = self.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
-        outcome = step(rows, self.target, self.drafters, self.rule, tree, self.draw, self.vocabulary)
+        try:
+            outcome = step(rows, self.target, self.drafters, self.rule, tree, self.draw, self.vocabulary)
+        except RowsError as failed:
+            for row, error in reversed(failed.errors.items()):
+                for request in self.rows[row]:
+                    request.fail(error)
+                self._retire(row)
+            raise next(iter(failed.errors.values())) from None
         if outcome.failure is not None:
             self._give_up(outcome.failure)
         said, rest = [], []

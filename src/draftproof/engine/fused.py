@@ -30,6 +30,8 @@ from draftproof.sampling import Context, Sampling
 
 ROOM = 256  # tokens: capacities are multiples of it, so that a text finds the room of another that was a little shorter
 
+LOST = "the model returned non-finite scores, or no token is allowed: check its weights"
+
 
 def fits(
     target: Model, drafts: Sequence[Model], rule: str, shape: object, samplings: tuple[Sampling, Sampling]
@@ -113,7 +115,7 @@ class FusedBatch:
         self._new: dict[int, Request] = {}  # by row: those whose prompts are still to be read
         self._waiting: list[_Reading] = []
         self._said: list[tuple[Request, list[Piece]]] = []  # read before its turn
-        self._lost = False  # whether a text could not go on
+        self._failed: Exception | None = None  # why a text could not go on
         self._spoiled: set[int] = set()  # rows that it may have left NaN in, which no mask hides
         self._missed = False  # whether the drafter did not see the last step
         self._mark = 0.0  # when the last step was read
@@ -157,9 +159,9 @@ class FusedBatch:
         # one step stays in flight, so that the device never waits for the host
         if len(self._waiting) > 1 or (self._waiting and not any(self.requests)):
             self._read(self._waiting.pop(0))
-        if self._lost:
-            self._lost = False
-            raise DraftproofError("the model returned non-finite scores, or no token is allowed: check its weights")
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
         said, self._said = self._said, []
         return said
 
@@ -263,7 +265,7 @@ class FusedBatch:
     def _read(self, reading: _Reading) -> None:
         """Note what a finished step said; rows that have ended meanwhile are freed.
 
-        A text that cannot go on is given up. The complaint waits for the end of the step: others have gone on.
+        A text that cannot go on has failed. The complaint waits for the end of the step: others have gone on.
         """
         if reading.done is not None:
             reading.done.synchronize()
@@ -274,9 +276,10 @@ class FusedBatch:
             if request is None or request.finish:
                 continue
             if fault[row] & Fault.TARGET:
-                self._lost = True
+                self._failed = DraftproofError(LOST)
+                request.fail(self._failed)
                 self._spoiled.add(row)
-                self.cancel(request)
+                self._free(row)
                 continue
             emitted = tuple(token for token in tokens[row] if token >= 0)
             made = Step(emitted, guesses, depth, accepted[row], reached=(), cost=(), seconds=seconds)

@@ -19,7 +19,8 @@ class Output(NamedTuple):
 
     text: str
     tokens: list[int]
-    finish: str  # "end" (by the model), "length", "stop" (a stop string), "context" (the window is full), "cancelled"
+    # "end" (by the model), "length", "stop" (a stop string), "context" (the window is full), "cancelled", "failed"
+    finish: str
     seed: int
     trace: Trace
 
@@ -56,6 +57,7 @@ class Request:
         self._tempered = (1.0, draft_sampling)
         self.tokens: list[int] = []
         self.finish = ""
+        self.error: Exception | None = None  # why it failed
         self.until: Callable[[Sequence[int]], bool] | None = None  # a further end, asked after every token
         self._shown: list[str] = []
         self._decoder = Decoder(target.tokenizer)
@@ -85,6 +87,10 @@ class Request:
             hotter = hotter if callable(hotter) else hotter * factor
             self._tempered = factor, dataclasses.replace(self.draft_sampling, temperature=hotter)
         return self._tempered[1]
+
+    def fail(self, error: Exception) -> None:
+        """It cannot go on; what it has said so far stays in it."""
+        self.finish, self.error = "failed", error
 
     def absorb(self, made: Step) -> list[Piece]:
         """Take a step's tokens one by one until something ends the text; the words that are now certain."""

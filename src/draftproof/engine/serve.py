@@ -111,7 +111,11 @@ class Engine:
         return not (self._waiting or self._said) and all(batch.is_finished for batch in self._batches.values())
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
-        """Those who wait take the rows that are free, in their order; then one target call, and what was said in it."""
+        """Those who wait take the rows that are free, in their order; then one target call, and what was said in it.
+
+        If a request cannot go on, such as one whose processor raises, its error is raised here. It has ended then: its
+        `.finish` is "failed" and its `.error` the error. The others go on in the next step as if it had not been there.
+        """
         while self._waiting and (batch := self._batch(self._waiting[0])).room:
             batch.add([self._waiting.popleft()])
         for batch in self._batches.values():
@@ -122,6 +126,8 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """Give a text up; what it has said so far stays in it. One that has ended stays as it is."""
+        if not isinstance(request, Request):
+            raise DraftproofError(f"cancel takes a request that add_request returned, not {request!r}")
         if request in self._waiting:
             self._waiting.remove(request)
             request.finish = "cancelled"

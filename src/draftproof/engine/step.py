@@ -29,6 +29,14 @@ from draftproof.models.session import Session, forget
 Rule = Verifier | Coupling | Lossy
 
 
+class RowsError(Exception):
+    """Rows that cannot go on, each with its error. Nothing is committed: without them the others make the same step."""
+
+    def __init__(self, errors: dict[int, Exception]) -> None:
+        super().__init__(*errors.values())
+        self.errors = errors
+
+
 class Branch(NamedTuple):
     """What became of some members of a row; branch i lives in session row i from now on."""
 
@@ -50,7 +58,7 @@ class Outcome(NamedTuple):
 def step(
     rows: Sequence[Row], target: Session, drafters: Sequence[Session], rule: Rule, tree: Tree, draw: Draw, size: int
 ) -> Outcome:
-    """Advance every sample of every row by one target call; `size` is the vocabulary's."""
+    """Advance every sample of every row by one target call; `size` is the vocabulary's. May raise RowsError."""
     race = Race(rule, size) if isinstance(rule, Coupling) else None
     clock = [time.perf_counter()]
     for drafter in drafters:
@@ -73,7 +81,7 @@ def step(
             except Exception as error:  # still a guest
                 failure = reason(error)
 
-    p = laws(logits, rows, tree, tokens, range(tree.size), [row.sampling for row in rows])
+    p = _target_laws(logits, rows, tree, tokens)
     sure = sure or (tree.size == 1 and not isinstance(rule, Lossy))  # nothing was guessed
     narrow = proposal.names[0] if len(drafters) == 1 and isinstance(rule, Verifier) and not sure else None
     if narrow is not None and proposal.laws:
@@ -101,6 +109,22 @@ def step(
         except Exception as error:
             failure = reason(error)
     return Outcome(branches, failure, draft, p, narrow if narrow is not None and draft.p is p else None)
+
+
+def _target_laws(logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarray) -> Array:
+    """Laws after all nodes. If that raises, each row is tried alone, to know whose fault it is."""
+    nodes, errors = range(tree.size), {}
+    try:
+        return laws(logits, rows, tree, tokens, nodes, [row.sampling for row in rows])
+    except Exception:
+        for b, row in enumerate(rows):
+            try:
+                laws(logits[b : b + 1], [row], tree, tokens[b : b + 1], nodes, [row.sampling])
+            except Exception as error:
+                errors[b] = error
+        if not errors:  # it was nobody's, or it is over
+            raise
+    raise RowsError(errors)
 
 
 def _keep(
