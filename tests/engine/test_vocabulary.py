@@ -221,6 +221,25 @@ def test_text_drafts_have_read_the_whole_text_and_are_the_targets_tokens(pair):
     assert guessed
 
 
+@pytest.mark.parametrize("pair", ["words for bytes", "bytes for words"])
+def test_text_drafts_do_not_depend_on_how_long_a_neighbour_makes_them_write(pair):
+    target, draft = PAIRS[pair]()
+    chance, model, found = np.random.default_rng(1), Retold(target, draft), 0
+    for _ in range(40):
+        mine, other = chance.integers(0, len(target.tokenizer), (2, 9)).tolist()
+        guesses = []
+        for depth, texts in ((1, [mine]), (2, [mine]), (5, [mine, other])):
+            session, tree = model.session(2, 90), Tree.chain(depth)
+            for row, text in enumerate(texts):
+                session.join(row, text)
+            session.extend(tree, np.array([[text[-1], *[-1] * depth] for text in texts]), range(1))
+            guesses.append(session.guesses[0])
+        assert guesses[0][:1] == guesses[1][:1]
+        assert guesses[1][:2] == guesses[2][:2]
+        found += len(guesses[1])
+    assert found
+
+
 def test_a_text_longer_than_the_drafter_can_hold_is_read_from_further_on():
     target, small = model_of(merged()), TableModel(lambda context: [1 / 258] * 258, context=24)
     small.tokenizer, target.end_tokens = tiny.tokenizer(), ()

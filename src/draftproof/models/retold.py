@@ -20,6 +20,7 @@ from draftproof.law import Array
 from draftproof.models.session import Model, forget
 from draftproof.models.spelling import Reader, Spelling, common, rejoin, room, shorten
 
+AHEAD = 4  # tokens beyond two for each guess, in which it must have been written
 MARGIN = 64  # bytes before the guesses that are tokenised with them: a tokenizer looks at a word's surroundings
 
 
@@ -120,18 +121,26 @@ class RetoldSession:
             self.views[b], self.written[b] = self.views[b] + self.written[b], []
 
     def _write(self, rows: int, depth: int) -> None:
-        """Write on until there are `depth` guesses in every row, or twice as many tokens."""
-        chain = Tree.chain(2 * depth + 2)
+        """Write on until there are `depth` guesses in every row, or about twice as many tokens.
+
+        A row may have to write on for the sake of others, and its guesses must not depend on that: those that there are
+        stay, and the next one comes in time or not at all.
+        """
+        chain = Tree.chain(2 * depth + AHEAD)
         current = [self._read(b, chain.size) for b in range(rows)]
         tokens = np.full((rows, chain.size), -1, dtype=np.int64)
         tokens[:, 0] = [view[-1] for view in self.views[:rows]]
+        self.guesses = [[]] * len(self.guesses)
         for node in range(chain.size - 1):
             logits = self.inner.extend(chain, tokens, range(node, node + 1))[:, 0]
             tokens[:, node + 1] = array_namespace(logits).argmax(logits, axis=-1).tolist()
             done = []
             for b in range(rows):
                 self.written[b] = tokens[b, 1 : node + 2].tolist()
-                self.guesses[b], final = self.model.teller.retell(self.texts[b][-MARGIN:], self.written[b])
+                told, final = self.model.teller.retell(self.texts[b][-MARGIN:], self.written[b])
+                count = len(self.guesses[b])
+                if told[:count] == self.guesses[b] and node < 2 * count + 2 + AHEAD:
+                    self.guesses[b] = told
                 done.append(final or len(self.guesses[b]) >= depth)
             if all(done):
                 break
