@@ -250,6 +250,19 @@ def test_a_text_longer_than_the_drafter_can_hold_is_read_from_further_on():
         assert out.trace.drafted > 20
 
 
+def test_where_a_text_is_shortened_does_not_depend_on_how_much_its_neighbours_guess():
+    target, small = model_of(merged()), tiny.model()  # of 96 tokens
+    for model in (fit(target, small), Retold(target, small)):
+        for length in range(40, 96, 3):
+            views = []
+            for depth in (1, 6):
+                session, text = model.session(1, 200), merged()("x" * length)["input_ids"]
+                session.join(0, text)
+                session.extend(Tree.chain(depth), np.array([[text[-1], *[-1] * depth]]), range(1))
+                views.append(session.views[0])
+            assert views[0] == views[1]
+
+
 def test_guesses_of_others_that_have_no_counterpart_silence_the_drafter_below_them():
     model = fit(model_of(merged()), tiny.model())
     session = model.session(1, 40)

@@ -18,7 +18,7 @@ from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.session import Model, forget
-from draftproof.models.spelling import Reader, Spelling, common, rejoin, room, shorten
+from draftproof.models.spelling import Reader, Spelling, common, outgrown, rejoin, room, shorten
 
 AHEAD = 4  # tokens beyond two for each guess, in which it must have been written
 MARGIN = 64  # bytes before the guesses that are tokenised with them: a tokenizer looks at a word's surroundings
@@ -152,7 +152,7 @@ class RetoldSession:
         """Bring the drafter up to date with a row's text; whether all of it could be read."""
         held = self.views[row]
         view, whole = self.model.reader.read(self.texts[row])
-        if len(view) + nodes > self.capacity:
+        if outgrown(view, nodes, self.capacity):
             self.texts[row], view = shorten(self.texts[row], view, self.model.reader, self.capacity)
         self.views[row] = view
         rejoin(self.inner, row, view, common(held, view))

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from draftproof.errors import DraftproofError
 from draftproof.models.session import Model, Session
 
+NODES = 40  # of a step, at most, but for the largest trees
+
 
 class Spelling(NamedTuple):
     """What the tokens of a tokenizer stand for."""
@@ -71,6 +73,14 @@ def whole(text: bytes) -> bool:
 def room(draft: Model, capacity: int) -> int:
     """Tokens that a drafter's session holds for texts of `capacity` tokens of the target's: it may need more of its."""
     return min(2 * capacity, draft.context or 2 * capacity)
+
+
+def outgrown(view: Sequence[int], nodes: int, capacity: int) -> bool:
+    """Whether a text must be shortened before a step of so many nodes.
+
+    Where it is shortened must not depend on the texts beside it, which may want more nodes: they have room at any time.
+    """
+    return len(view) + max(nodes, min(NODES, capacity // 2)) > capacity
 
 
 def shorten(text: bytes, view: list[int], reader: Reader | None, capacity: int) -> tuple[bytes, list[int]]:

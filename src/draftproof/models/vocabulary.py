@@ -18,7 +18,7 @@ from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.session import Model, forget
-from draftproof.models.spelling import Reader, Spelling, common, rejoin, room, shorten
+from draftproof.models.spelling import Reader, Spelling, common, outgrown, rejoin, room, shorten
 
 FEWEST = 20  # one token in so many must be shared: a drafter that can name less is seldom right
 
@@ -163,7 +163,7 @@ class TranslatedSession:
 
     def _make_room(self, row: int, nodes: int) -> None:
         """A text that outgrows the drafter is read from further on."""
-        if len(self.views[row]) + nodes <= self.capacity:
+        if not outgrown(self.views[row], nodes, self.capacity):
             return
         self.texts[row], self.views[row] = shorten(self.texts[row], self.views[row], self.model.reader, self.capacity)
         self.inner.join(row, self.views[row])
