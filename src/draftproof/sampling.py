@@ -171,6 +171,16 @@ _TRUNCATIONS: dict[str, tuple[Callable[[Array, Any], Array], float]] = {
 }
 
 
+def check_tokens(sampling: Sampling, size: int) -> None:
+    """Complain about tokens that are named and that a vocabulary of this size has not."""
+    ends = sampling.ends if sampling.min_new_tokens else ()
+    named = {"logit_bias": sampling.logit_bias, "allowed": sampling.allowed or (), "banned": sampling.banned}
+    for name, tokens in (named | {"end_tokens": ends}).items():
+        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+            strange = next(token for token in tokens if not 0 <= token < size)
+            raise DraftproofError(f"{name} names token {strange!r}, but the vocabulary has ids 0 to {size - 1}")
+
+
 def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = None) -> Array:
     """The law [R, V] that `sampling` makes of logits [R, V]; row r has history contexts[r].
 
@@ -188,6 +198,7 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
         raise DraftproofError(
             f"{logits.shape[0]} rows of logits came with {len(contexts)} contexts: pass one for each row"
         )
+    check_tokens(sampling, logits.shape[-1])
     edited = _edit(scores, sampling, contexts)
     if edited is not scores:
         scores = edited
@@ -207,7 +218,7 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
     xp = array_namespace(scores)
     size = scores.shape[-1]
     if sampling.logit_bias:
-        scores = controls.add_bias(scores, _like(_dense(sampling.logit_bias, size, "logit_bias"), scores))
+        scores = controls.add_bias(scores, _like(_dense(sampling.logit_bias, size), scores))
     if sampling.repetition_penalty != 1:
         seen = _like(np.stack([_counts(c.prompt + c.output, size) for c in contexts]), scores)
         scores = controls.penalise_repetition(scores, seen, sampling.repetition_penalty)
@@ -216,13 +227,13 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
         scores = controls.penalise_output(scores, made, sampling.presence_penalty, sampling.frequency_penalty)
     if sampling.min_new_tokens and sampling.end_tokens:
         early = np.array([[len(c.output) < sampling.min_new_tokens] for c in contexts])
-        ends = _dense(dict.fromkeys(sampling.end_tokens, 1.0), size, "end_tokens") > 0
+        ends = _dense(dict.fromkeys(sampling.end_tokens, 1.0), size) > 0
         scores = controls.cut(scores, _like(early & ends, scores))
     if sampling.allowed is not None:
-        keep = _dense(dict.fromkeys(sampling.allowed, 1.0), size, "allowed") > 0
+        keep = _dense(dict.fromkeys(sampling.allowed, 1.0), size) > 0
         scores = controls.cut(scores, _like(~keep, scores))
     if len(sampling.banned):
-        out = _dense(dict.fromkeys(sampling.banned, 1.0), size, "banned") > 0
+        out = _dense(dict.fromkeys(sampling.banned, 1.0), size) > 0
         scores = controls.cut(scores, _like(out, scores))
     if sampling.processors:
         rows = []
@@ -271,12 +282,10 @@ def _check(scores: Array, who: str, remedy: str) -> Array:
     raise DraftproofError(f"{who} a row with no allowed token: loosen `allowed`, `banned` or the processors")
 
 
-def _dense(values: Mapping[int, float], size: int, name: str) -> Any:
+def _dense(values: Mapping[int, float], size: int) -> Any:
     """[V] array of a sparse mapping."""
     dense = np.zeros(size)
     for token, value in values.items():
-        if not 0 <= token < size:
-            raise DraftproofError(f"{name} names token {token!r}, but the vocabulary has ids 0 to {size - 1}")
         dense[token] = value
     return dense
 

@@ -147,6 +147,32 @@ def test_a_step_that_was_for_nobody_teaches_nothing():
     assert made.trace.shapes == {"chain:0": 4}
 
 
+def short_of_memory(*args):
+    raise torch.OutOfMemoryError("for a moment")
+
+
+@pytest.mark.parametrize("what", ["prompts", "controls"])
+def test_what_was_not_ready_when_a_step_raised_is_made_ready_before_the_next(what, monkeypatch):
+    """Else texts would be written after no prompt, or by the controls of those that were in their rows before."""
+    target, prompts, sampling = tiny.model(), [[65, 66], [70, 71], [65, 66]], dp.Sampling(temperature=0.3, top_k=5)
+    made, expected = (requests(target, prompts, sampling) for _ in range(2))
+    batch, sound = (FusedBatch(target, None, "block", dp.Tree.chain(0), len(prompts), 60) for _ in range(2))
+    first, other = (requests(target, [[80]], dp.Sampling(), length=3) for _ in range(2))
+    for one, before, texts in ((batch, first, made), (sound, other, expected)):
+        one.add(before)
+        finish(one)
+        for text in texts:
+            one.add([text])
+    finish(sound)
+    place, name = (batch.resident, "read") if what == "prompts" else (batch, "_set_controls")
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, short_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            batch.step()
+    finish(batch)
+    assert [request.tokens for request in made] == [request.tokens for request in expected]
+
+
 def test_a_text_that_cannot_go_on_costs_the_others_nothing():
     """The device has written on in every row when a fault is read."""
     target, prompts, said = tiny.model(), [[65, 66], [70, 71], [80]], Counter()
@@ -422,7 +448,7 @@ def test_controls_are_set_only_where_they_change(monkeypatch):
     target = tiny.model()
     batch = FusedBatch(target, None, "block", dp.Tree.chain(0), 4, 40)
     calls = []
-    monkeypatch.setattr(batch, "_set_controls", lambda real=batch._set_controls: (calls.append(1), real()))
+    monkeypatch.setattr(batch, "_set_controls", lambda new, real=batch._set_controls: (calls.append(1), real(new)))
     for sampling, expected in ((dp.Sampling(), 1), (dp.Sampling(), 1), (dp.Sampling(top_k=5), 2)):
         for request in requests(target, [[65], [66, 67], [68]], sampling, length=3):
             batch.add([request])

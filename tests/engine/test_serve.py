@@ -259,6 +259,9 @@ def test_mistakes_are_named_at_once():
         engine.add_request("abc", max_new_tokens=18)
     with pytest.raises(dp.DraftproofError, match="max_new_tokens must be a whole number of at least 1, not 0"):
         engine.add_request("abc", max_new_tokens=0)
+    for name in ("sampling", "draft_sampling"):
+        with pytest.raises(dp.DraftproofError, match="banned names token -1, but the vocabulary has ids 0 to 257"):
+            engine.add_request("abc", max_new_tokens=5, **{name: dp.Sampling(banned=[-1])})
     for what, wrong in (("rows", 0), ("rows", "a"), ("length", 0), ("length", 9.5)):
         with pytest.raises(dp.DraftproofError, match=f"{what} must be a whole number of at least 1, not {wrong!r}"):
             dp.Engine(tiny.model(), **{what: wrong})

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
-from draftproof.engine.asked import ended
+from draftproof.engine.asked import suited
 from draftproof.errors import DraftproofError
 from draftproof.models.session import Model
 from draftproof.sampling import Sampling
@@ -49,7 +49,7 @@ def engine(
     from draftproof.engine.request import Request
     from draftproof.engine.trace import Trace
 
-    sampling = ended(sampling, target)
+    sampling = suited(sampling, target)
     wordless: Any = SimpleNamespace(context=target.context, tokenizer=None)  # nobody reads the words
     rule, tree = choose_rule(verify, None), tree or Tree.chain(0 if draft is None else 5)
     drafts = [] if draft is None else [draft]
@@ -88,7 +88,7 @@ def transformers(
     """transformers' generate: plain, with an assistant model, or with prompt lookup of `lookup` tokens."""
     import torch
 
-    network, stated = target.network, ended(sampling, target)
+    network, stated = target.network, suited(sampling, target)
     settings: dict[str, Any] = {**_for_transformers(sampling), "max_new_tokens": max_new_tokens}
     settings["eos_token_id"] = list(stated.ends)
     if assistant is not None:
@@ -126,7 +126,7 @@ def endpoint(
     probabilities (llama.cpp has ids there), else made from the text again, and then marked so. Every setting is sent,
     those at rest too: servers have defaults of their own (llama.cpp top-k 40, vLLM what the model's folder says).
     """
-    stated = ended(sampling, target)
+    stated = suited(sampling, target)
     for prompt in prompts:
         body = {
             "model": model,
@@ -170,7 +170,7 @@ def vllm(
         from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise DraftproofError("vllm is not installed here: install it, or collect from its server by URL") from error
-    stated = ended(sampling, target)
+    stated = suited(sampling, target)
     params = SamplingParams(n=samples, max_tokens=max_new_tokens, **_for_openai(sampling))
     asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
     for prompt, answer in zip(

@@ -12,7 +12,7 @@ from draftproof.draft import Tree
 from draftproof.engine.auto import Auto
 from draftproof.errors import DraftproofError, nearest
 from draftproof.models.session import Model
-from draftproof.sampling import Sampling
+from draftproof.sampling import Sampling, check_tokens
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # words, token ids, or chat messages
 Named = str | Path | Model  # a name is that of a model, or where it is
@@ -73,8 +73,12 @@ def check_text(stop: Any, *samplings: Any) -> tuple[str, ...]:
     return stops
 
 
-def ended(sampling: Sampling, target: Model) -> Sampling:
-    """The settings with the model's own end tokens, unless they say which, or that there is none."""
+def suited(sampling: Sampling, target: Model) -> Sampling:
+    """The settings with the model's own end tokens, unless they say which, or that there is none.
+
+    Tokens that the model has not are refused now: later a neighbour might be kept waiting by the error.
+    """
+    check_tokens(sampling, target.vocabulary)
     return dataclasses.replace(sampling, end_tokens=target.end_tokens) if sampling.end_tokens is None else sampling
 
 

@@ -178,7 +178,7 @@ class FusedBatch:
     @torch.no_grad()
     def _join(self) -> None:
         """Read the prompts of the new rows, each prompt once, and set what the step reads beside them."""
-        requests, self._new = self._new, {}
+        requests = self._new
         texts: dict[Sequence[int], list[int]] = {}
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
@@ -198,6 +198,7 @@ class FusedBatch:
         for kept, new in zip(self.state[1:], self._send(facts).unbind(1), strict=True):
             kept[index] = new
         self._control(requests, index)
+        self._new = {}  # not before: if any of this raises, such as for want of memory, all is done anew
 
     def _send(self, values: Sequence[Any]) -> torch.Tensor:
         """Whole numbers for the device; the host does not wait until they are there."""
@@ -208,8 +209,7 @@ class FusedBatch:
         asked = [requests[row].sampling if row in requests else old for row, old in enumerate(self.samplings)]
         controls = self.resident.controls
         if controls is None or asked != self.samplings:
-            self.samplings = asked
-            self._set_controls()
+            self._set_controls(asked)
         elif controls.seen is not None and controls.made is not None:
             ids = self.state.text[index, 1:]
             known = torch.arange(ids.shape[1], device=self.device) <= self.state.base[index, None]
@@ -217,14 +217,14 @@ class FusedBatch:
             controls.seen[index] = counts.scatter_add_(1, ids, known.to(counts.dtype))
             controls.made.index_fill_(0, index, 0)  # assigning a number would make the device wait
 
-    def _set_controls(self) -> None:
+    def _set_controls(self, samplings: list[Sampling]) -> None:
         """Controls of all rows; steps are recorded anew only if what they read has moved or changed in kind."""
         contexts = None
-        if any(sampling.reads_history for sampling in self.samplings):
+        if any(sampling.reads_history for sampling in samplings):
             self._catch_up()  # penalties are counted anew: every token must be there
             texts = [(one.prompt, tuple(one.tokens)) if one else ((), ()) for one in self.requests]
             contexts = [Context(*text) for text in texts]
-        fresh = Controls.of(self.samplings, self.tree.size, self.vocabulary, "cpu", contexts)
+        fresh = Controls.of(samplings, self.tree.size, self.vocabulary, "cpu", contexts)
         old = self.resident.controls
         same = old is not None and all(
             (a.shape == b.shape if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b)
@@ -237,6 +237,7 @@ class FusedBatch:
         else:
             there = (part.to(self.device) if isinstance(part, torch.Tensor) else part for part in fresh)
             self.resident.controls = Controls._make(there)
+        self.samplings = samplings
 
     def _launch(self, joins: bool) -> _Reading:
         tree = self.tree if self.pace is None else self.tree.cut(self.pace.length)

@@ -14,7 +14,17 @@ from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.engine import fused
-from draftproof.engine.asked import Drafts, Named, Prompt, Settings, check_model, check_names, check_text, encode, ended
+from draftproof.engine.asked import (
+    Drafts,
+    Named,
+    Prompt,
+    Settings,
+    check_model,
+    check_names,
+    check_text,
+    encode,
+    suited,
+)
 from draftproof.engine.auto import Auto, assumed, hope, trees_of, tuned
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
@@ -140,14 +150,14 @@ def prepare(
     max_new_tokens = whole("max_new_tokens", max_new_tokens)
     stops = check_text(stop, sampling, draft_sampling)
     target, drafts, rule = resolve(target, draft, verify, lossy)
-    sampling = ended(sampling or Sampling(), target)
+    sampling = suited(sampling or Sampling(), target)
     heated = draft_sampling is None and tempers(rule, sampling)
     shape, paced = choose_shape(rule, drafts, tree, seed is not None, heated)
     seed = secrets.randbits(63) if seed is None else check_seed(seed)
     ids = encode(target, prompt, chat)
     longest = len(ids) + max_new_tokens
     capacity = min(longest, target.context or longest) + shape.size
-    samplings = sampling, ended(draft_sampling or sampling, target)
+    samplings = sampling, suited(draft_sampling or sampling, target)
     batch = open_batch(
         target, drafts, rule, shape, samplings, n, capacity, draw=draw, compile=compile, paced=paced, again=True
     )

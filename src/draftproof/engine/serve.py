@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from draftproof.draft import Tree
 from draftproof.engine import fused
-from draftproof.engine.asked import Drafts, Named, Prompt, check_text, encode, ended
+from draftproof.engine.asked import Drafts, Named, Prompt, check_text, encode, suited
 from draftproof.engine.auto import Auto
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
@@ -89,9 +89,9 @@ class Engine:
                 f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit {self.length}: "
                 "shorten one, or open the Engine with a larger length"
             )
-        sampling = ended(sampling or Sampling(), self.target)
+        sampling = suited(sampling or Sampling(), self.target)
         heated = draft_sampling is None and tempers(self.rule, sampling)
-        samplings = sampling, ended(draft_sampling or sampling, self.target)
+        samplings = sampling, suited(draft_sampling or sampling, self.target)
         paced = self._paced and not self._is_fused(samplings)  # a fused batch has one pace, or none
         request = Request(
             self.target,
