@@ -165,6 +165,36 @@ def test_each_of_those_that_fail_in_one_step_has_its_own_error():
         assert (request.finish, request.tokens) == ("length", alone.tokens)
 
 
+class Choosy(TableModel):
+    """A target that does not take every prompt."""
+
+    def session(self, rows, capacity):
+        inner = super().session(rows, capacity)
+        join = inner.join
+
+        def chosen(row, tokens):
+            if len(tokens) > 2:
+                raise MemoryError("too long for me")
+            join(row, tokens)
+
+        inner.join = chosen
+        return inner
+
+
+def test_a_prompt_that_the_target_does_not_take_is_the_end_of_its_request_alone():
+    coin = TableModel(lambda context: [0.5, 0.5])
+    engine = dp.Engine(Choosy(coin.rows), draft=coin, rows=3)
+    requests = [engine.add_request([0] * length, max_new_tokens=9, seed=length) for length in (1, 3, 2)]
+    with pytest.raises(MemoryError, match="too long for me") as raised:
+        engine.step()
+    assert [request.error for request in requests] == [None, raised.value, None]
+    finish(engine)
+    assert [request.finish for request in requests] == ["length", "failed", "length"]
+    for request in requests[::2]:
+        alone = dp.generate(coin, request.prompt, draft=coin, max_new_tokens=9, seed=request.member.seed)
+        assert request.tokens == alone.tokens
+
+
 class Hiccup:
     """A processor that raises once."""
 

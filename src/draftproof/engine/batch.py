@@ -58,8 +58,8 @@ class Batch:
         if same is not None:
             same += requests
             return
+        self.target.join(len(self.rows), requests[0].prompt)
         self.rows.append(list(requests))
-        self.target.join(len(self.rows) - 1, requests[0].prompt)
         with self._as_guests():
             unread = self.rows[-1:]
             if not self.drafters:

@@ -117,7 +117,12 @@ class Engine:
         `.finish` is "failed" and its `.error` the error. The others go on in the next step as if it had not been there.
         """
         while self._waiting and (batch := self._batch(self._waiting[0])).room:
-            batch.add([self._waiting.popleft()])
+            request = self._waiting.popleft()
+            try:
+                batch.add([request])
+            except Exception as error:  # the target does not take it
+                request.fail(error)
+                raise
         for batch in self._batches.values():
             if not batch.is_finished:
                 self._said += batch.step()
