@@ -247,8 +247,9 @@ def test_a_text_whose_states_are_not_numbers_leaves_none_of_them_in_its_row(draf
         assert request.tokens == dp.generate(target, request.prompt, draft=drafts.get(draft), **how).tokens
 
 
+@pytest.mark.parametrize("cancelled", [False, True], ids=["", "before it is known"])
 @pytest.mark.parametrize("drafted", [False, True])
-def test_nor_does_it_where_the_step_is_fused(drafted, monkeypatch):
+def test_nor_does_it_where_the_step_is_fused(drafted, cancelled, monkeypatch):
     monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
     target, draft = poisoned(), poisoned(seed=1) if drafted else None
     how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
@@ -256,9 +257,13 @@ def test_nor_does_it_where_the_step_is_fused(drafted, monkeypatch):
     first = engine.add_request(list(range(60, 90)), **how)
     engine.step()
     wrong = engine.add_request([65] * 10 + [200] + [66] * 5, **how)
-    with pytest.raises(dp.DraftproofError, match="non-finite") as raised:
-        finish(engine)
-    assert (wrong.finish, wrong.error) == ("failed", raised.value)
+    if cancelled:
+        engine.step()  # is in flight
+        engine.cancel(wrong)
+    else:
+        with pytest.raises(dp.DraftproofError, match="non-finite") as raised:
+            finish(engine)
+        assert (wrong.finish, wrong.error) == ("failed", raised.value)
     last = engine.add_request([70, 71], **how)
     finish(engine)
     assert {type(batch) for batch in engine._batches.values()} == {FusedBatch}

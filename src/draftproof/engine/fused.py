@@ -116,7 +116,7 @@ class FusedBatch:
         self._waiting: list[_Reading] = []
         self._said: list[tuple[Request, list[Piece]]] = []  # read before its turn
         self._failed: Exception | None = None  # why a text could not go on
-        self._spoiled: set[int] = set()  # rows that it may have left NaN in, which no mask hides
+        self._spoiled: set[int] = set()  # rows that a text may have left NaN in, which no mask hides
         self._missed = False  # whether the drafter did not see the last step
         self._mark = 0.0  # when the last step was read
 
@@ -139,7 +139,9 @@ class FusedBatch:
     def cancel(self, request: Request) -> None:
         """Give a text up; what it has said so far stays in it."""
         request.finish = "cancelled"
-        self._free(self.requests.index(request))
+        row = self.requests.index(request)
+        self._spoiled.add(row)  # nobody will look at its faults any more
+        self._free(row)
 
     @property
     def is_finished(self) -> bool:
