@@ -93,7 +93,7 @@ class Tree(NamedTuple):
             "best": (Tree.best, 2),
         }
         kind, _, sizes = text.partition(":")
-        numbers = [int(size) for size in sizes.split("x") if size.isdigit() and int(size) > 0]
+        numbers = [int(size) for size in sizes.split("x") if size.isdecimal() and int(size) > 0]
         if kind in makers and len(numbers) == len(sizes.split("x")):
             make, count = makers[kind]
             if (numbers[0] if kind == "best" else math.prod(numbers)) > LARGEST:

@@ -192,6 +192,7 @@ def test_the_list_names_every_verifier(draftproof):
         (["generate", "x", "--top-k", "-3"], "top_k must be 0 (off) or a positive integer"),
         (["generate", "x", "--draft", "ngram,cache", "--compare"], "--compare takes one drafter, not 2"),
         (["generate", "x", "--tree", "bush"], "unknown tree 'bush': use chain:5"),
+        (["generate", "x", "--tree", "chain:²"], "unknown tree 'chain:²': use chain:5"),
         (["generate", "x", "--draft-length", "0"], "--draft-length must be auto or at least 1, not 0"),
         (
             ["generate", "x", "--reproducible", "--lossy", "typical"],
