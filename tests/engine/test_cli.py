@@ -55,6 +55,13 @@ def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, fold
     assert "tokens in" not in out
 
 
+def test_the_text_is_printed_as_it_is(draftproof, folder):
+    words = ("generate", "abc", "--target", folder, "-n", "90", "--temperature", "9", "--ignore-eos", "--seed", "7")
+    text = json.loads(draftproof(*words, "--json")[1])["text"]
+    assert {"\t", "\r"} <= set(text)
+    assert draftproof(*words)[1] == text + "\n"
+
+
 def test_auto_may_find_no_drafter(draftproof, folder, monkeypatch):
     monkeypatch.setattr(models, "_on_gpu", lambda target: True)
     words = ("--target", folder, "--draft", "auto")

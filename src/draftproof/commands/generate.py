@@ -148,11 +148,12 @@ def _shape(tree: str, draft_length: str) -> str:
 def _show(writing: Stream) -> Output:
     """Print pieces as they come; colours only on a terminal that wants them."""
     from rich.console import Console
-    from rich.text import Text
+    from rich.segment import Segment, Segments
+    from rich.style import Style
 
     console = Console(highlight=False, soft_wrap=True)
-    for piece in writing:
-        console.print(Text(piece.text, style=COLOURS[piece.kind]), end="")
+    for piece in writing:  # as segments, which are written as they are: rich's texts lose tabs and carriage returns
+        console.print(Segments([Segment(piece.text, Style.parse(COLOURS[piece.kind]))]), end="")
     console.print()
     return writing.output
 
