@@ -174,6 +174,18 @@ def test_a_prompt_may_come_from_standard_input(folder):
     assert json.loads(piped.stdout)["tokens"] == json.loads(typed.stdout)["tokens"]
 
 
+def test_a_closed_standard_input_is_told(draftproof, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it then
+    code, _, err = draftproof("generate", "-", "--target", "tiny")
+    assert (code, err) == (2, "error: there is no standard input to read the prompt from: give the prompt itself\n")
+
+
+def test_the_same_rule_may_be_named_twice(draftproof, folder):
+    words = ("generate", "abc", "--target", folder, "-n", "5", "--seed", "1", "--reproducible")
+    assert draftproof(*words, "--verify", "gumbel")[:2] == draftproof(*words)[:2]
+    assert "name different rules" in draftproof(*words, "--verify", "token")[2]
+
+
 def test_the_list_names_every_verifier(draftproof):
     code, out, _ = draftproof("list")
     assert code == 0

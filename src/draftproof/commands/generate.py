@@ -120,7 +120,7 @@ def _names(text: str, compare: bool) -> list[str]:
 def _rule(verify: str, reproducible: bool, lossy: str | None) -> str:
     """The verifier that was asked for in one way or the other."""
     asked = [f"--verify {verify}"] if verify != "block" else []
-    asked += ["--reproducible"] if reproducible else []
+    asked += ["--reproducible"] if reproducible and verify != "gumbel" else []  # which is what it means
     asked += [f"--lossy {lossy}"] if lossy is not None else []
     if len(asked) > 1:
         raise DraftproofError(f"{' and '.join(asked)} name different rules: give one of them")
@@ -128,6 +128,8 @@ def _rule(verify: str, reproducible: bool, lossy: str | None) -> str:
 
 
 def _stdin() -> str:
+    if sys.stdin is None:  # closed by who called
+        raise DraftproofError("there is no standard input to read the prompt from: give the prompt itself")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
