@@ -34,8 +34,9 @@ def test_a_folder_loads_and_writes(folder):
 
 def test_precision_is_asked_for_by_name(folder):
     assert str(dp.load(str(folder), dtype="bfloat16").network.dtype) == "torch.bfloat16"
-    with pytest.raises(dp.DraftproofError, match="unknown dtype 'int3': use float32"):
-        dp.load(str(folder), dtype="int3")
+    for name in ("int3", "float8_e4m3fn", "Tensor"):
+        with pytest.raises(dp.DraftproofError, match=f"unknown dtype '{name}': use float32"):
+            dp.load(str(folder), dtype=name)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
 
     name, dtype = str(name), str(dtype).removeprefix("torch.")
     precision = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
-    if not isinstance(precision, torch.dtype) or not precision.is_floating_point:
+    if precision not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):  # torch computes in these alone
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
     network, tokenizer = read(name, precision)
     if lean:
