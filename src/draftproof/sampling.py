@@ -90,8 +90,8 @@ class Sampling:
             value = getattr(self, name)
             if not callable(value) and not (isinstance(value, Real) and inside(value)):
                 raise DraftproofError(f"{name} must be {words}, not {value!r}")
-            if hasattr(value, "item"):  # a number of NumPy's, which would be taken for an array
-                object.__setattr__(self, name, value.item())
+            if isinstance(value, Real):  # a fraction, or NumPy's, which would be taken for an array
+                object.__setattr__(self, name, int(value) if isinstance(value, Integral) else float(value))
         for name in ("top_k", "min_new_tokens"):
             if not (callable(getattr(self, name)) or isinstance(getattr(self, name), Integral)):
                 raise DraftproofError(f"{name} must be {_RANGES[name][1]}, not {getattr(self, name)!r}")
@@ -241,10 +241,10 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
             row = scores[r : r + 1]
             for processor in sampling.processors:
                 row = processor(_like(np.array([context.prompt + context.output], dtype=np.int64), scores), row)
-                if row.shape != (1, size):
-                    raise DraftproofError(
-                        f"processor {processor!r} made {tuple(row.shape)} of (1, {size}): keep the shape"
-                    )
+                shape = getattr(row, "shape", None)  # what changes scores in place may forget to return them
+                if shape != (1, size):
+                    made = type(row).__name__ if shape is None else tuple(shape)
+                    raise DraftproofError(f"processor {processor!r} made {made} of (1, {size}): keep the shape")
             rows.append(row)
         scores = xp.concat(rows, axis=0)
     return scores

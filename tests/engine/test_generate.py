@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -468,9 +469,11 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "gumbel"}, "is not numbered level by level"),
         ({"verify": None}, "verify must be the name of a rule, such as 'block', not None"),
         ({"verify": ["block"]}, "verify must be the name of a rule"),
+        ({"lossy": 0.8}, "lossy must be the name of a rule, such as 'lenience:0.8', not 0.8"),
         ({"verify": "token", "lossy": "typical"}, "verify='token' and lossy='typical' name different rules"),
         ({"sampling": dp.Sampling(logit_bias={999: 1.0})}, "logit_bias names token 999"),
         ({"sampling": dp.Sampling(processors=[lambda ids, scores: scores[:, :3]])}, r"made \(1, 3\) of \(1, 258\)"),
+        ({"sampling": dp.Sampling(processors=[lambda ids, scores: None])}, r"made NoneType of \(1, 258\)"),
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy(change, message):
@@ -482,9 +485,9 @@ def test_bad_input_is_one_line_with_a_remedy(change, message):
 
 def test_numbers_and_names_as_other_libraries_give_them():
     asked = {"prompt": [np.int64(104), np.int64(105)], "seed": np.int64(3), "max_new_tokens": np.int32(6), "stop": None}
-    sampling = dp.Sampling(temperature=np.float32(0.5), top_k=np.int64(7))
+    sampling = dp.Sampling(temperature=np.float32(0.5), top_k=np.int64(7), presence_penalty=Fraction(1, 4))
     made = dp.generate(tiny.model(), **asked, draft="ngram", tree="chain:3", sampling=sampling)
-    plain = dp.Sampling(temperature=0.5, top_k=7)
+    plain = dp.Sampling(temperature=0.5, top_k=7, presence_penalty=0.25)
     like = {"prompt": [104, 105], "seed": 3, "max_new_tokens": 6, "tree": dp.Tree.chain(3), "sampling": plain}
     assert made.tokens == dp.generate(tiny.model(), **like, draft="ngram").tokens
 

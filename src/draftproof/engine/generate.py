@@ -244,6 +244,8 @@ def choose_rule(verify: str, lossy: str | None) -> Rule:
     """The exact rule of that name, or the lossy one that was asked for in so many words."""
     if not isinstance(verify, str):
         raise DraftproofError(f"verify must be the name of a rule, such as 'block', not {verify!r}")
+    if not isinstance(lossy, str | None):
+        raise DraftproofError(f"lossy must be the name of a rule, such as 'lenience:0.8', not {lossy!r}")
     if lossy is not None:
         if verify != "block":
             raise DraftproofError(f"verify={verify!r} and lossy={lossy!r} name different rules: give one of them")
