@@ -195,6 +195,8 @@ def test_the_target_may_be_inflated_and_the_drafter_blurred(folders, monkeypatch
         (("--verify", "blok"), "unknown verifier 'blok'"),
         (("--tree", "star:2"), "verifier 'block' works on chain drafts only: choose such a tree"),
         (("--inflate", "9b"), "unknown shape '9b'"),
+        (("--inflate", "8b", "--dtype", "int8"), "inflate makes float weights, not those of int8"),
+        (("--inflate", "8b", "--dtype", "float33"), "unknown dtype 'float33': use float32"),
         (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs a model with float weights"),
         (("--blur", "0.1"), "blur needs a model with float weights as drafter, not 'ngram' in float32"),
         (("--blur", "2"), "blur must be from 0 to 1, not 2.0"),

@@ -16,7 +16,7 @@ from draftproof.bench.turns import Ids
 from draftproof.engine.asked import encode
 from draftproof.errors import DraftproofError
 from draftproof.limits import prompts as texts
-from draftproof.models import DRAFTERS, drafter, head, headnet, load, read
+from draftproof.models import DRAFTERS, drafter, head, headnet, load, precision, read
 from draftproof.models.hf import HFModel
 from draftproof.models.lean import rebuild
 from draftproof.models.session import Model
@@ -48,10 +48,12 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
         raise DraftproofError(
             f"blur needs a model with float weights as drafter, not {draft!r} in {dtype}: leave it out"
         )
+    if inflate and dtype == "int8":
+        raise DraftproofError("inflate makes float weights, not those of int8: choose another dtype")
     if inflate:
         made, device = repository("benchmarks.inflate"), "cuda" if torch.cuda.is_available() else "cpu"
         small, tokenizer = read(target, torch.float32)
-        theirs = made.inflate(small, made.shape(inflate), getattr(torch, dtype), device)
+        theirs = made.inflate(small, made.shape(inflate), precision(dtype), device)
         ours = HFModel(rebuild(theirs), tokenizer, f"{target} as {inflate}")  # the weights are shared
     else:
         ours = load(target, dtype=dtype)
@@ -63,7 +65,7 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     if no_model:
         return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
     if blur:
-        network, tokenizer = read(draft, getattr(torch, dtype))
+        network, tokenizer = read(draft, precision(dtype))
         repository("benchmarks.inflate").blur(network, blur)
         guesser = HFModel(rebuild(network.to(device)), tokenizer, draft)
     else:

@@ -46,10 +46,7 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     from draftproof.models.lean import pack, rebuild
 
     name, dtype = str(name), str(dtype).removeprefix("torch.")
-    precision = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
-    if precision not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):  # torch computes in these alone
-        raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
-    network, tokenizer = read(name, precision)
+    network, tokenizer = read(name, precision(dtype))
     if lean:
         network = rebuild(network)
     if dtype == "int8":
@@ -62,6 +59,16 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
         raise DraftproofError(f"{name} cannot be put on {place!r} ({_said(error)}): name another device") from error
     return HFModel(pack(network) if lean and place == "cpu" and dtype == "float32" else network, tokenizer, name)
+
+
+def precision(dtype: str) -> Any:
+    """That of torch in which the weights are read; for int8 they are rounded afterwards."""
+    import torch
+
+    found = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
+    if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):  # torch computes in these alone
+        raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
+    return found
 
 
 def read(name: str, precision: Any) -> tuple[Any, Any]:
