@@ -16,7 +16,7 @@ from draftproof.audit.evidence import Evidence
 from draftproof.audit.rows import Read, rows
 from draftproof.audit.transcripts import Transcript
 from draftproof.law import residual, sample
-from draftproof.sampling import Sampling
+from draftproof.sampling import Sampling, law
 from tests.audit.faults import auditor, chain, feed, plain, rows_of, softmax, world
 
 V = 7
@@ -84,8 +84,8 @@ def test_ratios_of_fractions_have_mean_one_without_any_error():
         p, q = (np.array([[Fraction(int(w), 100) for w in chance.multinomial(100, [1 / V] * V)]]) for _ in range(2))
         ordered = np.array([sorted(p[0], reverse=True)])
         made = Rows(p, np.array([0]), p > 1, q, ordered=ordered, rejected=residual(p, q))
-        for law in exact:
-            a = law(made)[0]
+        for fault in exact:
+            a = fault(made)[0]
             assert sum(a) == 1
             assert sum(p[0][y] * (a[y] / p[0][y]) for y in range(V) if p[0][y] > 0) == 1 - sum(a[p[0] == 0])
 
@@ -166,6 +166,37 @@ def test_a_cut_that_noise_moves_is_no_evidence():
     for gap, void in ((1e-6, True), (0.1, False)):
         scores = np.array([[1.0, 1.0 - gap, -3.0]])
         assert bool(rows([(Read(greedy, scores, None), range(1))], 1e-4)[1][0]) == void
+    strict = Transcript((0,), (0,), Sampling(min_p=0.98))  # near 1, where there is no room for the allowance
+    assert rows([(Read(strict, scores, None), range(1))], 0.03)[0].p[0].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(top_k=3),
+        Sampling(top_p=0.8),
+        Sampling(min_p=0.3),
+        Sampling(typical_p=0.7),
+        Sampling(epsilon_cutoff=0.05),
+        Sampling(eta_cutoff=0.2),
+        Sampling(temperature=0, typical_p=0.9),
+    ],
+    ids=str,
+)
+def test_what_surely_stays_and_surely_goes_does_so_whatever_the_noise(sampling):
+    """Rows with equals and without; the engine's logits are off by the tolerance, so where equals stood it cuts one."""
+    chance, tolerance, size = np.random.default_rng(6), 0.03, 8
+    text, parted = Transcript((0,), tuple(range(size)), sampling), 0
+    for n in range(400):
+        logits = chance.normal(size=size) if n % 2 else chance.integers(-3, 4, size=size) / 2
+        made, void = rows([(Read(text, np.stack([logits] * size), None), range(size))], tolerance)
+        stays = made.p[0] > 0
+        noise = chance.uniform(-tolerance, tolerance, size=(20, size))
+        engine = law(logits + np.concatenate([noise, np.sign(noise) * tolerance]), sampling) > 0
+        assert (engine | ~stays).all()
+        assert (~engine | stays | void).all()
+        parted += (engine != engine[0]).any()
+    assert parted > 0, "no noise moved a cut: the test saw nothing"
 
 
 @pytest.mark.parametrize(("sampling", "tolerance"), [(SETTINGS[0], 0.0), (SETTINGS[1], 1e-4)], ids=["plain", "top-p"])

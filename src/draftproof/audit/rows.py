@@ -13,6 +13,7 @@ from array_api_compat import array_namespace
 
 from draftproof.audit.alternatives import LAWS, Rows, condensed, derived
 from draftproof.audit.transcripts import Transcript
+from draftproof.controls import entropy
 from draftproof.draft import Tree
 from draftproof.engine.laws import unless_silent
 from draftproof.law import Array, at, normalise
@@ -166,12 +167,30 @@ def _between(
     scale = opened if sampling.temperature != 0 else dataclasses.replace(opened, temperature=1.0)
     whole = law(logits, scale, contexts)
     loose, tight = (law(logits, _moved(sampling, sign * tolerance), contexts) > 0 for sign in (1, -1))
-    if sampling.typical_p == 1:  # the others keep the likeliest tokens, so near-equals of the last kept one may swap
-        factor = math.exp(2 * tolerance)
-        lowest = xp.min(xp.where(loose, whole, whole * 0 + 1), axis=-1, keepdims=True)
-        highest = xp.max(xp.where(tight, whole * 0, whole), axis=-1, keepdims=True)
-        loose, tight = loose | (whole * factor >= lowest), tight & (whole > highest * factor)
+    # typical_p keeps the most typical tokens, the others the likeliest; near-equals of the last kept one may swap
+    order, factor, typical = whole, math.exp(2 * tolerance), sampling.typical_p != 1 and sampling.temperature != 0
+    if typical:
+        before = dataclasses.replace(sampling, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0)
+        order, factor = _typicality(law(logits, before, contexts), tolerance)
+    lowest = xp.min(xp.where(loose, order, order * 0 + 1), axis=-1, keepdims=True)
+    highest = xp.max(xp.where(tight, order * 0, order), axis=-1, keepdims=True)
+    loose, tight = loose | (order * factor >= lowest), tight & (order > highest * factor)
+    if typical or sampling.top_k:  # they also keep what equals the last one; noise parts equals
+        last = tight & (order <= factor * xp.min(xp.where(tight, order, order * 0 + 1), axis=-1, keepdims=True))
+        tight = tight & ~(last & (xp.sum(xp.astype(last, xp.int64), axis=-1, keepdims=True) > 1))
     return normalise(xp.where(tight, whole, whole * 0)), loose & ~tight
+
+
+def _typicality(law: Array, tolerance: float) -> tuple[Array, Array]:
+    """exp(-|surprise - entropy|) [n, V], and the factor [n, 1] by which noise may move one token against another.
+
+    A surprise may be off by 2 tolerance, the entropy by tolerance times the mean of |surprise - entropy|.
+    """
+    xp = array_namespace(law)
+    even = law * xp.exp(entropy(law))
+    nearness = xp.where(even > 1, 1 / xp.where(even > 1, even, even * 0 + 1), even)
+    mean = -xp.sum(law * xp.log(xp.where(law > 0, nearness, nearness * 0 + 1)), axis=-1, keepdims=True)
+    return nearness, xp.exp(2 * tolerance * (2 + mean))
 
 
 def _moved(sampling: Sampling, by: float) -> Sampling:
@@ -181,10 +200,10 @@ def _moved(sampling: Sampling, by: float) -> Sampling:
         value = getattr(sampling, name)
         if not callable(value) and value < 1:
             changes[name] = min(max(value + by, 1e-9), 1.0)
-    for name in ("min_p", "epsilon_cutoff", "eta_cutoff"):
+    for name, times in (("min_p", 2), ("epsilon_cutoff", 2), ("eta_cutoff", 8)):  # eta's floor: sqrt(eta) exp(-entropy)
         value = getattr(sampling, name)
         if not callable(value):
-            changes[name] = value * math.exp(-2 * by) if value < 0.999 else value
+            changes[name] = min(value * math.exp(-times * by), max(value, 0.999))
     return dataclasses.replace(sampling, **changes)
 
 
