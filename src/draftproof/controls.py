@@ -113,7 +113,7 @@ def typical_p(scores: Array, mass: Any) -> Array:
     last = xp.sum(xp.astype(inside < mass, xp.int64), axis=-1)
     last = xp.where(last < scores.shape[-1] - 1, last, last * 0 + scores.shape[-1] - 1)
     furthest = at(xp.take_along_axis(distance, order, axis=-1), last)[:, None]
-    return cut(scores, distance > furthest)
+    return cut(scores, (distance > furthest) & (mass < 1))  # a schedule's 1 is off: sums may round to it too soon
 
 
 def epsilon_cutoff(scores: Array, floor: Any) -> Array:

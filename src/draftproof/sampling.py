@@ -39,9 +39,8 @@ class Anneal:
             raise DraftproofError(f"Anneal runs over at least one output token, not over={self.over!r}")
 
     def __call__(self, position: Any, evenness: Any) -> Any:
-        done = position / self.over
-        xp = array_namespace(done)
-        return self.start + (self.end - self.start) * xp.where(done < 1, done, done * 0 + 1)
+        line = self.start + (self.end - self.start) * position / self.over  # divided last: whole numbers stay whole
+        return array_namespace(position).where(position < self.over, line, position * 0 + self.end)
 
 
 class ByEntropy(NamedTuple):

@@ -46,6 +46,15 @@ def test_anneal_is_a_straight_line_then_constant() -> None:
     assert value.tolist() == [2.0, 1.75, 1.5, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_anneal_keeps_whole_numbers_whole_and_ends_at_its_end(dtype: torch.dtype) -> None:
+    """A top_k is rounded up, so 15.000001 would be 16; a temperature that ends a little below 0 would be refused."""
+    position = torch.arange(101, dtype=dtype)
+    assert Anneal(1, 101, over=100)(position, position * 0).tolist() == list(range(1, 102))
+    for start in range(1, 100):
+        assert Anneal(start / 100, 0.0, over=7)(position, position * 0)[7:].tolist() == [0.0] * 94
+
+
 def test_by_entropy_runs_from_low_to_high() -> None:
     assert ByEntropy(5, 100)(np.zeros(3), np.array([0.0, 0.5, 1.0])).tolist() == [5.0, 52.5, 100.0]
 
@@ -74,6 +83,16 @@ def test_a_schedule_is_its_value_row_by_row(backend: type, name: str, start: flo
         constant = int(value) if name == "top_k" else value
         wanted = law(ROWS[r : r + 1], Sampling(**{name: constant}))
         np.testing.assert_allclose(ours[r : r + 1], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["top_p", "typical_p"])
+def test_a_schedule_of_one_is_off(backend: type, dtype: type, name: str) -> None:
+    """Unlikely tokens stay, although the sum of the others rounds to one without them."""
+    rows = backend((np.random.default_rng(3).normal(size=(4, 1000)) * 8).astype(dtype))
+    ours = law(rows, Sampling(**{name: lambda position, evenness: position * 0 + 1}), contexts((0, 1, 2, 3)))
+    assert ((ours > 0) == (law(rows, Sampling()) > 0)).all()
 
 
 def test_annealing_to_greedy() -> None:
