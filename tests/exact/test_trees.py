@@ -11,7 +11,7 @@ import torch
 from tables import table
 
 from draftproof.draft import Draft, Tree, Verifier
-from draftproof.draws import DRAWS, rest, tops
+from draftproof.draws import DRAWS, Draw, rest, tops
 from draftproof.law import divide, normalise, positive
 from draftproof.theory.enumerate import drafts, expected_accepted, output_law, step_law, target_law
 from draftproof.verify import (
@@ -129,6 +129,25 @@ def test_merging_accepts_more() -> None:
         gain.append(merged - expected_accepted(by_the_book(good_update, replace=True), target, drafter, tree, IID))
     assert min(gain) >= 0
     assert max(gain) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "draw"), [("traversal", "recursive_distinct", DISTINCT), ("traversal_iid", "recursive", IID)]
+)
+def test_upward_accepts_more_than_downward_where_no_elder_has_less_below(name: str, other: str, draw: Draw) -> None:
+    """Where only the younger of two siblings has a child, the elder may be taken in its place: no dominance."""
+
+    def gain(tree: Tree, size: int, seed: int) -> Fraction:
+        pair = table(2 * seed, size), table(2 * seed + 1, size)
+        up, down = (expected_accepted(VERIFIERS[v], *pair, tree, draw) for v in (name, other))
+        return up - down
+
+    shapes = (Tree.of(1, 2, 1), 2), (Tree((-1, 0, 1, 1, 2)), 2), (Tree((-1, 0, 0, 1)), 3)
+    gains = [gain(tree, size, seed) for tree, size in shapes for seed in SEEDS]
+    assert min(gains) >= 0
+    assert max(gains) > 0
+    assert gain(Tree((-1, 0, 1, 1, 3)), 3, seed=16) < 0
+    assert other not in VERIFIERS[name].dominates
 
 
 @pytest.mark.parametrize("name", ["naive", "recursive", "kseq", "optimal"])

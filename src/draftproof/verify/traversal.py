@@ -3,7 +3,8 @@
 A node that holds weight w accepts something in its subtree with probability exactly w. Its children are tried in draw
 order. With Q_j the law the j-th child was drawn from, taken = sum of S_j Q_j over the refused children, and left =
 (w p - taken)+, a child x holds weight left(x) / (S Q(x)), where S = 1 - w + sum(left). When all are refused the node
-itself is taken with sum(left) / S, and the next token follows `left`. On a chain this is block verification.
+itself is taken with sum(left) / S, and the next token follows `left`. On a chain this is block verification. A child
+without children of its own is taken before its younger siblings' children are asked, so put the longest path first.
 """
 
 from __future__ import annotations
@@ -89,5 +90,4 @@ register(
     trees="any",
     stop=stop,
     next=next,
-    dominates={"recursive_distinct"},
 )

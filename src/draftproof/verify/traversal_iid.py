@@ -71,5 +71,5 @@ register(
     trees="any",
     stop=stop,
     next=next,
-    dominates={"recursive", "token"},
+    dominates={"token"},
 )
