@@ -15,7 +15,7 @@ from draftproof import hull
 from draftproof.draws import DRAWS
 from draftproof.law import overlap
 from draftproof.theory import bounds
-from draftproof.verify import sbv_plan
+from draftproof.verify import _pick, sbv_plan
 
 
 def law_of_the_pick(plan: hull.Plan, q: Any) -> Any:
@@ -119,6 +119,17 @@ def test_large_row_reaches_the_limit(scale: float, likeness: float) -> None:
     plan = hull.plan(p, q, 4)
     assert overlap(p, plan.law) == pytest.approx(bounds.iid(p, q, 4), abs=1e-9)
     assert abs(plan.law.sum() - 1) < 1e-12
+
+
+@pytest.mark.parametrize(("scale", "likeness"), [(0.5, 0.9), (1.0, 0.99), (2.0, 0.99), (3.0, 0.9)])
+def test_groups_lose_an_eighth_of_their_width(scale: float, likeness: float) -> None:
+    """A support too wide to be planned token by token. Most is lost where every guess could be accepted."""
+    p, q = correlated(13, 2 * _pick.MOST, scale, likeness)
+    for siblings in (2, 4):
+        loss = bounds.iid(p, q, siblings) - overlap(p, _pick.pick(p, q, siblings).law)
+        assert -1e-12 < loss < 1.1 / (8 * _pick.FINENESS)
+        if likeness == 0.99 and siblings == 4:
+            assert loss > 0.5 / (8 * _pick.FINENESS), "these rows do not try the bound"
 
 
 def test_large_row_picks_by_its_law() -> None:
