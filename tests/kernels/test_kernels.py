@@ -383,6 +383,24 @@ def test_bad_input_is_flagged_and_never_leaves_the_vocabulary(backend: str) -> N
 
 
 @pytest.mark.parametrize("control", [Sampling(), Sampling(top_k=60)], ids=["plain", "top_k"])
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_a_rule_that_needs_draft_rows_takes_no_draft_without_them(backend: str, control: Sampling) -> None:
+    """The token is the target's then, as if nothing were drafted."""
+    target, draft = logits(9, 3, 130, torch.bfloat16, seed=5)
+    controls = Controls.of([control] * 9, 3, 130, DEVICE)
+    tokens, _ = propose(draft, controls, names(9))
+    rule = _rules(*RULES * 3)
+    tokens[3:5] = -1  # nothing to be refused
+    out = kernels.verify(target, None, tokens, controls, rule, names(9), backend=backend)
+    assert out.fault.tolist() == [Fault.DRAFT, Fault.DRAFT, 0, 0, 0, 0, Fault.DRAFT, Fault.DRAFT, 0]
+    assert agreement.compare(out, target, None, tokens, controls, rule, names(9)) == (0, 0)
+    bare = kernels.verify(target, None, tokens * 0 - 1, controls, rule, names(9), backend=backend)
+    needy = rule != Rule.ONEHOT
+    assert torch.equal(out.tokens[needy], bare.tokens[needy])
+    assert out.accepted[~needy].any()
+
+
+@pytest.mark.parametrize("control", [Sampling(), Sampling(top_k=60)], ids=["plain", "top_k"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 def test_the_last_row_matters_if_it_is_reached(backend: str, bad: float, control: Sampling) -> None:

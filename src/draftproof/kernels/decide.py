@@ -117,6 +117,9 @@ def guesses(rows, draft, draft_law, rule, b, N, NP: tl.constexpr, LAZY: tl.const
         fault += tl.where(broken < length, 4, 0)
         length = broken
         q = tl.where(rule == 2, q, weigh(draft_law, t, x, theirs))
+    else:  # all rules but this one need the law of a draft
+        fault += tl.where((length > 0) & (rule != 2), 4, 0)
+        length = tl.where(rule == 2, length, 0)
     fault += tl.where(tl.sum(((n < length) & (q == 0)).to(tl.int32)) > 0, 8, 0)
     return x, s, q, theirs, length, fault, used
 

@@ -94,11 +94,11 @@ def drafted(
     p[..., 0] += ~sound  # any law will do: whether it is needed is decided by others
     q = torch.zeros_like(p)
     outside, bare = tokens >= p.shape[-1], (rule == Rule.ONEHOT)[:, None]
-    broken = impossible = torch.zeros_like(outside)
+    whole = impossible = torch.zeros_like(outside)
     if draft is not None:
         q[:, :-1], whole = sound_laws(draft, draft_controls or controls, tokens)
-        broken = ~(whole | bare)
         impossible = (q[:, :-1].gather(-1, tokens.clamp(0, p.shape[-1] - 1)[..., None])[..., 0] == 0) & ~bare
+    broken = ~(whole | bare)
     given = ((tokens >= 0) & ~outside).int().cumprod(1) > 0
     used = (given & ~broken).int().cumprod(1) > 0
     ends = torch.nn.functional.pad(given, (1, 0), value=True)[:, :-1] & outside

@@ -33,7 +33,9 @@ class Fault(IntFlag):
     # accepted, token 0 is emitted
     TARGET = 1
     TOKEN = 2  # a drafted id is outside the vocabulary: the draft ends before it
-    DRAFT = 4  # a draft row holds NaN or +inf, or no token is allowed: the draft ends before it
+    # A draft row holds NaN or +inf, or no token is allowed, or there is none though the rule needs it: the draft ends
+    # before it
+    DRAFT = 4
     IMPOSSIBLE = 8  # a drafted token has q = 0: refused, as the laws refuse it
 
 
