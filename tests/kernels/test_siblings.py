@@ -231,26 +231,3 @@ def test_penalties_are_refused() -> None:
     controls = Controls.of([Sampling(presence_penalty=1.0)], 3, 20, DEVICE, [Context((), ())])
     with pytest.raises(DraftproofError, match="penalties depend on the path"):
         kernels.pick(target, node, draft, row, tokens, controls, names, backend="triton")
-
-
-def test_rows_that_do_not_belong_together_are_refused() -> None:
-    target, node, draft, row, tokens, controls, names = scene(2, 50, 3, Sampling(), seed=1)
-    for wrong in (
-        (target, node[:1], draft, row, tokens),
-        (target, node, draft[:, :, :49], row, tokens),
-        (target, node, draft, row, tokens[0]),
-        (target.int(), node, draft, row, tokens),
-    ):
-        for backend in ("torch", "triton"):
-            with pytest.raises(DraftproofError, match=r"must be"):
-                kernels.pick(*wrong, controls, names, backend=backend)
-
-
-def test_masks_have_a_row_for_every_row() -> None:
-    target, node, draft, row, tokens, _, names = scene(2, 50, 3, Sampling(), seed=1)
-    controls = Controls.of([Sampling(banned=[3])] * 2, 3, 50, DEVICE)
-    fewer = Controls.of([Sampling(banned=[3])] * 2, 2, 50, DEVICE)
-    for backend in ("torch", "triton"):
-        for pair in ((fewer, controls), (controls, fewer)):
-            with pytest.raises(DraftproofError, match=r"masks 2 rows, but must be of 3"):
-                kernels.pick(target, node, draft, row, tokens, pair[0], names, draft_controls=pair[1], backend=backend)

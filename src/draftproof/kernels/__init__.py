@@ -16,6 +16,7 @@ from torch import Tensor
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.kernels import reference
+from draftproof.kernels.checks import check_controls, check_drafts, check_names, check_rows, check_summary, fits
 from draftproof.kernels.types import (
     Controls,
     Emitted,
@@ -67,15 +68,25 @@ def verify(
     Bad input never yields a token outside the vocabulary: `Emitted.fault` says what was wrong, and `Fault` what
     is emitted then. Without a `workspace` one is allocated.
     """
-    _check(target, draft, tokens, controls)
+    check_rows(target)
+    (batch, nodes, size), device = target.shape, target.device
+    fits("tokens", tokens, (batch, nodes - 1), torch.int64, device)
+    fits("rule", rule, (batch,), torch.int32, device, packed=True)
+    check_names(names, target)
+    check_controls(controls, target)
+    if draft is not None:
+        check_rows(draft)
+        fits("draft", draft, (batch, nodes - 1, size), draft.dtype, device)
+        check_controls(controls if draft_controls is None else draft_controls, draft)
+    check_summary("drafted", drafted, target[:, 1:])
     if not _fused(target, backend):
         return reference.verify(target, draft, tokens, controls, rule, names, draft_controls, logprobs)
     from draftproof.kernels import launch
 
-    if draft is not None and drafted is None and target.shape[1] > 1:
+    if draft is not None and drafted is None and nodes > 1:
         theirs = controls if draft_controls is None else draft_controls
         drafted = summarise(draft, theirs, tokens)
-    if target.shape[1] == 1:  # nothing is drafted
+    if nodes == 1:  # nothing is drafted
         draft, drafted, rules = None, None, None
     else:
         rules = rule
@@ -112,18 +123,22 @@ def sample(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Summary | None]:
     """A token [B] of each row's law, by the uniform named (names, DRAFT, index); and the laws, kept for `verify`."""
+    rows = logits[:, None]
+    check_rows(rows)
+    check_names(names, rows)
+    check_controls(controls, rows, masks=node + 1)
     if tokens is None:
-        tokens = torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
-    if not _fused(logits, backend):
+        tokens = torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device)
+    check_drafts(tokens, rows, node if controls.penalties is not None else 0)
+    check_summary("summary", summary, rows)
+    if not _fused(rows, backend):
         u = uniforms(*names, Lane.DRAFT, index + 1)[:, index]
-        return draw(reference.law(logits[:, None], controls, tokens, node)[:, 0], u), None
+        return draw(reference.law(rows, controls, tokens, node)[:, 0], u), None
     from draftproof.kernels import launch
 
     if summary is None:
-        summary = Summary.empty(len(logits), 1, logits.device)
-    out, kept = launch.run(
-        logits[:, None], node, None, None, tokens, controls, None, names, Lane.DRAFT, index, summary, workspace
-    )
+        summary = Summary.empty(len(rows), 1, rows.device)
+    out, kept = launch.run(rows, node, None, None, tokens, controls, None, names, Lane.DRAFT, index, summary, workspace)
     assert out is not None  # names were given
     return out.tokens[:, 0], kept
 
@@ -154,16 +169,17 @@ def pick(
     """
     theirs = controls if draft_controls is None else draft_controls
     _no_penalties(controls, theirs)
-    _check_rows(target, draft)
-    batch, _, size = target.shape
-    if draft.shape[::2] != (batch, size) or not len(node) == len(row) == len(tokens) == batch or tokens.ndim != 2:
-        raise DraftproofError(
-            f"target {[*target.shape]}, draft {[*draft.shape]}, node {[*node.shape]}, row {[*row.shape]} and tokens "
-            f"{[*tokens.shape]} must be of as many sequences, and logits of as many tokens"
-        )
-    for rows, mask in ((target, controls.allowed), (draft, theirs.allowed)):
-        if mask is not None and mask.shape[1] != rows.shape[1]:
-            raise DraftproofError(f"allowed masks {mask.shape[1]} rows, but must be of {rows.shape[1]}")
+    check_rows(target, draft)
+    (batch, _, size), device = target.shape, target.device
+    fits("draft", draft, (batch, draft.shape[1], size), draft.dtype, device)
+    fits("node", node, (batch,), torch.int64, device)
+    fits("row", row, (batch,), torch.int64, device)
+    fits("tokens", tokens, (batch, tokens.shape[-1]), torch.int64, device)
+    check_names(names, target)
+    check_controls(controls, target, more=False)
+    check_controls(theirs, draft, more=False)
+    check_summary("laws", laws, target)
+    check_summary("drafted", drafted, draft)
     guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
         return reference.pick(guesses, names)
@@ -191,18 +207,22 @@ def guess(
     has no token left, and below a node that was not drawn itself.
     """
     _no_penalties(controls)
-    _check_rows(logits)
-    if tokens.shape != (len(logits), tree.size) or logits.shape[1] != len(parents):
-        raise DraftproofError(
-            f"tokens {[*tokens.shape]} must have a place for each of {tree.size} nodes, and logits {[*logits.shape]} "
-            f"a row for each of {len(parents)} parents"
-        )
+    check_rows(logits)
+    asked = tuple(parents)
+    if not asked or asked not in [tuple(filter(tree.children, level)) for level in tree.levels]:
+        raise DraftproofError(f"parents {asked} must be the nodes of a level that have children")
+    if logits.shape[1] != len(asked):
+        raise DraftproofError(f"logits {[*logits.shape]} must have a row for each of {len(asked)} parents")
+    fits("tokens", tokens, (len(logits), tree.size), torch.int64, logits.device, packed=True)
+    check_names(names, logits)
+    check_controls(controls, logits, masks=asked[-1] + 1)
+    check_summary("summary", summary, logits)
     if not _fused(logits, backend):
-        reference.guess(logits, parents, tree, tokens, controls, names)
+        reference.guess(logits, asked, tree, tokens, controls, names)
         return None
     from draftproof.kernels import trees
 
-    return trees.guess(logits, tuple(parents), tree, tokens, controls, names, summary)
+    return trees.guess(logits, asked, tree, tokens, controls, names, summary)
 
 
 def traverse(
@@ -229,14 +249,16 @@ def traverse(
     """
     theirs = controls if draft_controls is None else draft_controls
     _no_penalties(controls, theirs)
-    _check_rows(target, draft)
-    batch, nodes, size = target.shape
-    inner = len(tree.inner)
-    if nodes != tree.size or tokens.shape != (batch, nodes) or draft.shape != (batch, inner, size):
-        raise DraftproofError(
-            f"a tree of {tree.size} nodes, {inner} of them with children, needs as many rows: "
-            f"not target {[*target.shape]}, tokens {[*tokens.shape]}, draft {[*draft.shape]}"
-        )
+    check_rows(target, draft)
+    (batch, nodes, size), device = target.shape, target.device
+    if nodes != tree.size:
+        raise DraftproofError(f"target {[*target.shape]} must have a row for each of the tree's {tree.size} nodes")
+    fits("tokens", tokens, (batch, nodes), torch.int64, device)
+    fits("draft", draft, (batch, len(tree.inner), size), draft.dtype, device)
+    check_names(names, target)
+    check_controls(controls, target)
+    check_controls(theirs, draft, masks=max(tree.inner, default=-1) + 1)
+    check_summary("drafted", drafted, draft)
     if not _fused(target, backend):
         return reference.traverse(target, draft, tokens, tree, controls, names, draft_controls)
     from draftproof.kernels import trees
@@ -251,6 +273,12 @@ def summarise(
     crest: bool | None = None,  # whether to keep large tokens for `verify`; None: if that pays
 ) -> Summary:
     """The laws of rows [B, N, V] by kernels."""
+    check_rows(logits)
+    check_controls(controls, logits)
+    if tokens is None and controls.penalties is not None:  # which then have nothing to look at
+        tokens = torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
+    if tokens is not None:
+        check_drafts(tokens, logits, logits.shape[1] - 1)
     from draftproof.kernels import launch
 
     if crest is None:
@@ -276,26 +304,6 @@ def _fused(logits: Tensor, backend: str) -> bool:
     if backend == "triton" and not available():
         raise DraftproofError("backend 'triton' needs Triton: install draftproof[gpu], or use backend='torch'")
     return backend == "triton" or (backend == "auto" and logits.is_cuda and available())
-
-
-def _check(target: Tensor, draft: Tensor | None, tokens: Tensor, controls: Controls) -> None:
-    batch, nodes, size = target.shape
-    if tokens.shape != (batch, nodes - 1):
-        raise DraftproofError(f"tokens must be [{batch}, {nodes - 1}] for target logits {[*target.shape]}")
-    if draft is not None and draft.shape != (batch, nodes - 1, size):
-        raise DraftproofError(f"draft logits must be [{batch}, {nodes - 1}, {size}], not {[*draft.shape]}")
-    if controls.allowed is not None and controls.allowed.shape[1] < nodes:
-        raise DraftproofError(f"allowed masks {controls.allowed.shape[1]} nodes, but there are {nodes}")
-    _check_rows(target, *(() if draft is None else (draft,)))
-
-
-def _check_rows(*rows: Tensor) -> None:
-    for logits in rows:
-        if logits.stride(-1) != 1 or logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            raise DraftproofError(
-                f"logits must be bfloat16, float16 or float32 with adjacent tokens, not {logits.dtype} "
-                f"with strides {logits.stride()}"
-            )
 
 
 def _no_penalties(*controls: Controls) -> None:

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from draftproof.errors import DraftproofError
 from draftproof.kernels.brief import brief
 from draftproof.kernels.cut import cut
 from draftproof.kernels.decide import decide
@@ -76,6 +77,7 @@ def _power(number: float, least: int, most: int) -> int:
 class Workspace(NamedTuple):
     """Scratch memory for a shape; one serves many calls in one stream."""
 
+    shape: tuple[int, int, int]
     plan: Plan
     stats: Stats
     state: State
@@ -107,7 +109,7 @@ class Workspace(NamedTuple):
             room(rows, limit, dtype=word), limit,
             room(rows, listed, dtype=word), room(rows, listed), listed, room(rows, dtype=word),
         )  # fmt: skip
-        return Workspace(plan, stats, state, lists, Summary.empty(batch, nodes, device))
+        return Workspace((batch, nodes, size), plan, stats, state, lists, Summary.empty(batch, nodes, device))
 
 
 def run(
@@ -129,6 +131,11 @@ def run(
     """The kernels over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
     batch, nodes, size = target.shape
     space = workspace if workspace is not None else Workspace.of(batch, nodes, size, target.device)
+    if space.shape != target.shape or space.summary.shift.device != target.device:
+        raise DraftproofError(
+            f"a workspace for logits {[*space.shape]} on {space.summary.shift.device} does not serve "
+            f"{[*target.shape]} on {target.device}"
+        )
     summary = summary if summary is not None else space.summary
     plan = space.plan
     tokens = tokens.contiguous()  # the kernel takes the row length for the stride; a drafter passes a slice

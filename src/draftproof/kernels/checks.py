@@ -1,0 +1,77 @@
+"""What does not fit is refused before a kernel reads it: by shapes, types and devices, so that nobody waits for one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftproof.errors import DraftproofError
+from draftproof.kernels.types import CREST, Controls, Names, Summary
+
+
+def fits(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, packed: bool = False
+) -> None:
+    """A tensor is what its name stands for; packed: without gaps, because a kernel does not ask for its strides."""
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
+        raise DraftproofError(
+            f"{name} must be {[*shape]} of {dtype} on {device}, "
+            f"not {[*tensor.shape]} of {tensor.dtype} on {tensor.device}"
+        )
+    if packed and not tensor.is_contiguous():
+        raise DraftproofError(f"{name} must be contiguous, not with strides {tensor.stride()}")
+
+
+def check_rows(*rows: Tensor) -> None:
+    """Raw logits [B, N, V], whatever B, N and V are."""
+    for logits in rows:
+        kinds = (torch.bfloat16, torch.float16, torch.float32)
+        if logits.ndim != 3 or logits.stride(-1) != 1 or logits.dtype not in kinds:
+            raise DraftproofError(
+                f"logits must be [B, N, V] of bfloat16, float16 or float32 with adjacent tokens, "
+                f"not {[*logits.shape]} of {logits.dtype} with strides {logits.stride()}"
+            )
+
+
+def check_drafts(tokens: Tensor, rows: Tensor, least: int) -> None:
+    """So many drafts of each sequence of some rows [B, N, V], or more."""
+    fits("tokens", tokens, (len(rows), max([least, *tokens.shape[-1:]])), torch.int64, rows.device)
+
+
+def check_names(names: Names, rows: Tensor) -> None:
+    """Names of the sequences of some rows [B, N, V]."""
+    for name, part in zip(Names._fields, names, strict=True):
+        fits(f"names.{name}", part, (len(rows),), torch.int64, rows.device, packed=True)
+
+
+def check_controls(controls: Controls, rows: Tensor, masks: int | None = None, more: bool = True) -> None:
+    """Controls of rows [B, N, V], with a mask for each of them, or so many masks; `more` of them may be there."""
+    (batch, count, size), device = rows.shape, rows.device
+    column, table, word, real, double = (batch,), (batch, size), torch.int32, torch.float32, torch.float64
+    for name, shape, dtype in (
+        ("temperature", column, real), ("top_k", column, word), ("top_p", column, double), ("min_p", column, double),
+        ("bias", table, real), ("penalties", (batch, 3), real), ("seen", table, word), ("made", table, word),
+    ):  # fmt: skip
+        if (part := getattr(controls, name)) is not None:
+            fits(f"controls.{name}", part, shape, dtype, device, packed=True)
+        elif name in ("seen", "made") and controls.penalties is not None:
+            raise DraftproofError(f"penalties need counts of tokens: controls.{name} is None")
+    if (allowed := controls.allowed) is not None:
+        masks = count if masks is None else masks
+        there = max([masks, *allowed.shape[1:2]]) if more else masks
+        fits("controls.allowed", allowed, (batch, there, -(-size // 32)), word, device, packed=True)
+
+
+def check_summary(name: str, summary: Summary | None, rows: Tensor) -> None:
+    """Summaries of rows [B, N, V], or room for them, if given: as `Summary.empty` and `Summary.at` lay them out."""
+    if summary is None:
+        return
+    (batch, count, _), stride = rows.shape, summary.shift.stride(0)
+    row, crest = ((batch, count), (stride, 1)), ((batch, count, CREST), (stride * CREST, CREST, 1))
+    for field, part in zip(Summary._fields, summary, strict=True):
+        if part is not None:
+            shape, strides = row if field in Summary._fields[:4] else crest
+            dtype = torch.int32 if field in ("first", "crest") else torch.float32
+            fits(f"{name}.{field}", part, shape, dtype, rows.device)
+            if part.stride() != strides:
+                raise DraftproofError(f"{name}.{field} must have strides {strides}, not {part.stride()}")
