@@ -139,3 +139,10 @@ def test_a_workspace_serves_the_shape_it_was_made_for() -> None:
     for shape in ((1, 5, SIZE), (BATCH, 4, SIZE), (BATCH, 5, SIZE + 1)):
         with pytest.raises(DraftproofError, match=r"does not serve \[2, 5, 40\]"):
             kernels.verify(**sound("verify"), backend="triton", workspace=kernels.workspace(*shape, DEVICE))
+
+
+def test_kernels_run_on_a_gpu_or_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    zero, here = torch.zeros(1, dtype=torch.int64), Controls.of([Sampling()], 1, SIZE)
+    with pytest.raises(DraftproofError, match="needs logits on a GPU, not on cpu"):
+        kernels.sample(torch.zeros(1, SIZE), here, Names(zero, zero, zero), backend="triton")

@@ -77,7 +77,8 @@ def verify(
     if draft is not None:
         check_rows(draft)
         fits("draft", draft, (batch, nodes - 1, size), draft.dtype, device)
-        check_controls(controls if draft_controls is None else draft_controls, draft)
+        if draft_controls is not None:
+            check_controls(draft_controls, draft)
     check_summary("drafted", drafted, target[:, 1:])
     if not _fused(target, backend):
         return reference.verify(target, draft, tokens, controls, rule, names, draft_controls, logprobs)
@@ -303,6 +304,11 @@ def _fused(logits: Tensor, backend: str) -> bool:
         raise DraftproofError(f"unknown backend {backend!r}: choose one of {', '.join(BACKENDS)}")
     if backend == "triton" and not available():
         raise DraftproofError("backend 'triton' needs Triton: install draftproof[gpu], or use backend='torch'")
+    if backend == "triton" and not logits.is_cuda:
+        from triton import knobs
+
+        if not knobs.runtime.interpret:
+            raise DraftproofError(f"backend 'triton' needs logits on a GPU, not on {logits.device}: use backend='auto'")
     return backend == "triton" or (backend == "auto" and logits.is_cuda and available())
 
 
