@@ -55,7 +55,7 @@ def sum_row(
         if LAZY:
             begin(rows, state.shifts + b * E, sums, b, n, c, Q, TILE, CHUNK)
     elif left[2]:
-        total = add_up(rows, law, draft, draft_law, sums, b, n, left, c, Q, True, TILE, CHUNK)
+        total = add_up(rows, law, draft, draft_law, sums, b, n, left, c, Q, draft.logits is not None, TILE, CHUNK)
     else:
         total = add_up(rows, law, draft, draft_law, sums, b, n, left, c, Q, False, TILE, CHUNK)
     tl.store(state.totals + place * Q + c, tl.sum(total, 0))
@@ -109,36 +109,36 @@ def add_up(
     last, short = short_tile(rows.size, start, full, end, TILE, CHUNK)
     rest = raw(rows, b, n, last, short)  # underway while the others are gone through
     theirs = rest
-    if DRAWN and draft.logits is not None:
+    if DRAWN:
         theirs = raw(draft, b, n, last, short)
     for t in tl.range(start, full, num_stages=3):
         ids = tokens(t, TILE, CHUNK)
         s = score(rows, b, n, ids, None)
         other = s
-        if DRAWN and draft.logits is not None:
+        if DRAWN:
             other = score(draft, b, n, ids, None)
-        part = over(law, draft, draft_law, row, ids, s, other, DRAWN)
+        part = over(law, draft_law, row, ids, s, other, DRAWN)
         tl.store(sums + t * (TILE // CHUNK) + i, part)
         total += part
     if (full < end) & (start < end):
         s = edit(rows, rest, b, n, last, short)
         other = s
-        if DRAWN and draft.logits is not None:
+        if DRAWN:
             other = edit(draft, theirs, b, n, last, short)
-        part = over(law, draft, draft_law, row, last, s, other, DRAWN)
+        part = over(law, draft_law, row, last, s, other, DRAWN)
         tl.store(sums + full * (TILE // CHUNK) + i, part)
         total += part
     return total
 
 
 @triton.jit
-def over(law, draft, draft_law, row, ids, s, other, DRAWN: tl.constexpr):
+def over(law, draft_law, row, ids, s, other, DRAWN: tl.constexpr):
     """The excess of chunks [C, CHUNK] of tokens with these scores: `rest` without what the case does not need."""
     ours, theirs, _, hit = row
     left = weigh(law, s, ids, ours)
     if not DRAWN:
         left = tl.where(ids == hit, 0.0, left)
-    elif draft.logits is not None:
+    else:
         left = tl.maximum(left - weigh(draft_law, other, ids, theirs), 0.0)
     return tl.sum(left, 1)
 
