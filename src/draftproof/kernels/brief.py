@@ -7,6 +7,7 @@ import triton.language as tl
 from draftproof.kernels.decide import guesses, misses, walk
 from draftproof.kernels.device import (
     LATE,
+    at,
     edit,
     known,
     next_may_begin,
@@ -54,7 +55,7 @@ def brief(
     p = tl.where(n < length, weigh(law, s, x, ours), 0.0)
     stop, low, high, weights = walk(n, v, p, q, length, rule)
     flags = fault + misses(n, ours, tl.maximum(stop, length - 1)).to(tl.int32)
-    last, token = low, of(n == low, first)
+    last, token = low, at(first, low)
     if ((flags & 1) == 0) & (greedy == 0):
         each, tokens = draw(draft, draft_law, b, n, ids, scores, logits, drawn, ours, theirs, weights, hit, u)
         back = NP - 1 - n  # from the last node to the first
@@ -130,33 +131,26 @@ def draw_long(
         every = mine, across(theirs), drawn[None, :], hit[None, :]
         each = add_lists(rows, law, draft, draft_law, lists, b, n, every, tl.where(there, many, 0), N, WIDTH)
         stop = settle(n, v, low, length, each.to(tl.float64), weights)
-    row = row_at(n, stop, ours, theirs, weights, x, length, rule)
-    count = of(n == stop, many)
+    row = row_at(stop, ours, theirs, weights, x, length, rule)
+    count = at(many, stop)
     end = tl.where(count < 0, rows.size, count)
     total = u * 0
     for o in range(0, end, WIDTH):
         ids = ids_of(lists, b * N + stop, count, o + tl.arange(0, WIDTH), end)
         total += tl.sum(rest(rows, law, draft, draft_law, b, stop, row, ids).to(tl.float64), 0)
     if total <= 0:
-        row = row_at(n, stop, ours, theirs, weights * 0 + 1.0, x, stop, rule)  # as if no draft followed
+        row = row_at(stop, ours, theirs, weights * 0 + 1.0, x, stop, rule)  # as if no draft followed
     return stop, pick(rows, law, draft, draft_law, lists, b, stop, u, total, weights, row, count, N, False, WIDTH)
 
 
 @triton.jit
-def row_at(n, k, ours, theirs, weights, x, length, rule):
+def row_at(k, ours, theirs, weights, x, length, rule):
     """Row k as `weighted` has it, from what is at hand of all rows: laws, weights and drafts [NP]."""
-    here = n == k
-    drawn, hit = beside(k, of(here, x), length, rule)
+    drawn, hit = beside(k, at(x, k), length, rule)
     shift, scale, cutoff, first, rate, greedy = ours
-    mine = of(here, shift), of(here, scale * weights.to(tl.float32)), of(here, cutoff), of(here, first), rate, greedy
+    mine = at(shift, k), at(scale * weights.to(tl.float32), k), at(cutoff, k), at(first, k), rate, greedy
     shift, scale, cutoff, first, rate, greedy = theirs
-    return mine, (of(here, shift), of(here, scale), of(here, cutoff), of(here, first), rate, greedy), drawn, hit
-
-
-@triton.jit
-def of(here, values):
-    """The value [NP] at the one place that is `here`."""
-    return tl.sum(tl.where(here, values, 0), 0)
+    return mine, (at(shift, k), at(scale, k), at(cutoff, k), at(first, k), rate, greedy), drawn, hit
 
 
 @triton.jit

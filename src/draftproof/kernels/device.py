@@ -126,6 +126,12 @@ def known(number):
 
 
 @triton.jit
+def at(x, k):
+    """The entry of x at k; 0 where there is none."""
+    return tl.sum(tl.where(tl.arange(0, x.shape[0]) == k, x, 0), 0)
+
+
+@triton.jit
 def is_read(rows, b, n, LAZY: tl.constexpr):
     """Whether a draft leads to row n. LAZY: whether one leaves it, the row after the last draft being read later."""
     used = n == 0

@@ -11,6 +11,7 @@ themselves are rounded by. A bin without draft mass is a stretch of length zero 
 import triton
 import triton.language as tl
 
+from draftproof.kernels.device import at
 from draftproof.verify import optimal_binned
 
 BINS: tl.constexpr = tl.constexpr(optimal_binned.BINS)
@@ -181,12 +182,6 @@ def complete(degree, x, y, z):
 def power(x, degree):
     """x to a whole power."""
     return complete(degree, x * 0.0, x * 0.0, x)
-
-
-@triton.jit
-def at(x, k):
-    """The entry at k; 0 before the first."""
-    return tl.sum(tl.where(tl.arange(0, x.shape[0]) == k, x, 0), 0)
 
 
 @triton.jit
