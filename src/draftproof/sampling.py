@@ -258,8 +258,11 @@ def _value(name: str, sampling: Sampling, scores: Array, contexts: Sequence[Cont
     position = xp.astype(_like(np.array([len(c.output) for c in contexts]), scores), scores.dtype)
     evenness = controls.entropy(controls.softmax(scores))[:, 0] / math.log(max(scores.shape[-1], 2))
     evenness = xp.where(evenness < 1, evenness, evenness * 0 + 1)  # a flat row's entropy may round above its maximum
-    value = control(position, evenness) + position * 0
-    inside, words = _RANGES[name]
+    given, (inside, words) = control(position, evenness), _RANGES[name]
+    try:
+        value = given + position * 0
+    except TypeError as error:
+        raise DraftproofError(f"the schedule for {name} gave {given!r}; it must be {words}") from error
     for number in value:
         if not inside(float(number)):
             raise DraftproofError(f"the schedule for {name} gave {float(number)}; it must be {words}")

@@ -169,9 +169,10 @@ def test_without_a_network_the_model_of_the_package_is_offered(draftproof, monke
 
 def test_a_prompt_may_come_from_standard_input(folder):
     words = ["generate", "-", "--target", folder, "-n", "5", "--seed", "1", "--json"]
-    piped = CliRunner().invoke(cli.app, words, input="abcabc")
+    piped, echoed = (CliRunner().invoke(cli.app, words, input=text) for text in ("abcabc", "abcabc\n"))
     typed = CliRunner().invoke(cli.app, ["generate", "abcabc", *words[2:]])
-    assert json.loads(piped.stdout)["tokens"] == json.loads(typed.stdout)["tokens"]
+    tokens = json.loads(typed.stdout)["tokens"]
+    assert json.loads(piped.stdout)["tokens"] == json.loads(echoed.stdout)["tokens"] == tokens
 
 
 def test_a_closed_standard_input_is_told(draftproof, monkeypatch):

@@ -456,7 +456,7 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"tree": 5}, "unknown tree 5: use a Tree"),
         ({"draft": "no-such-model"}, "unknown model 'no-such-model'"),
         ({"draft": tiny.network("llama")}, r"draft must be .* not LlamaForCausalLM: .*HFModel\(network, tokenizer\)"),
-        ({"prompt": torch.tensor([1, 2])}, "a prompt is words, chat messages or token ids, not Tensor"),
+        ({"prompt": torch.tensor([1, 2])}, r"a prompt is words, .* not Tensor: convert it, as by \.tolist\(\)"),
         ({"prompt": ["hello", "you"]}, "a prompt in parts is token ids, or messages .* one text at a time"),
         ({"prompt": [{"role": "user"}]}, "messages with role and content"),
         ({"sampling": {"top_k": 3}}, r"sampling must be a Sampling, .* not \{'top_k': 3\}"),

@@ -142,6 +142,7 @@ def test_one_context_for_each_row() -> None:
         ("top_p", Anneal(1.0, 0.0, 1), "0.0"),
         ("top_k", ByEntropy(5, -3), "-3.0"),
         ("min_p", lambda position, evenness: position * math.nan, "nan"),
+        ("temperature", lambda position, evenness: None, "None"),
     ],
 )
 def test_a_schedule_that_leaves_its_range(name: str, schedule: Any, given: str) -> None:

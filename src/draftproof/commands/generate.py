@@ -131,7 +131,7 @@ def _stdin() -> str:
     if sys.stdin is None:  # closed by who called
         raise DraftproofError("there is no standard input to read the prompt from: give the prompt itself")
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")  # with which a line ends, and which nobody means to ask about
     except UnicodeDecodeError as error:
         raise DraftproofError(f"standard input is not {error.encoding} text: convert it") from error
 

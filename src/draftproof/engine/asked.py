@@ -100,7 +100,8 @@ def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
 def _ids(target: Model, prompt: Any, chat: bool) -> Sequence[int]:
     tokenizer = target.tokenizer
     if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
-        raise DraftproofError(f"a prompt is words, chat messages or token ids, not {type(prompt).__name__}: convert it")
+        kind, how = type(prompt).__name__, ", as by .tolist()" if hasattr(prompt, "tolist") else ""
+        raise DraftproofError(f"a prompt is words, chat messages or token ids, not {kind}: convert it{how}")
     if len(prompt) == 0:
         raise DraftproofError("the prompt is empty: give at least one word or token")
     if isinstance(prompt, str):
