@@ -32,6 +32,14 @@ def test_a_law_of_nothing_draws_nothing():
     assert native.draws(np.zeros((2, 300), dtype=np.float32), np.array([0.0, 0.9])).tolist() == [-1, -1]
 
 
+def test_uniforms_may_lie_apart():
+    if build.compiled() is None:
+        return
+    chance = np.random.default_rng(0)
+    made, u = chance.random((400, 50), dtype=np.float32), chance.random(800)[::2]
+    assert native.draws(made, u).tolist() == native.draws(made, u.copy()).tolist()
+
+
 def test_the_last_token_that_can_be_drawn_is_drawn_however_sums_are_rounded():
     if build.compiled() is None:
         return

@@ -31,9 +31,8 @@ def draws(law: np.ndarray, u: np.ndarray) -> np.ndarray | None:
     if law.dtype != np.float32 or not law.flags.c_contiguous or build.compiled() is None:
         return None
     tokens, size = np.empty(law.shape[:-1], dtype=np.int64), law.shape[-1]
-    build.compiled().draws(
-        law.ctypes.data, law.size // size, size, np.ascontiguousarray(u).ctypes.data, tokens.ctypes.data
-    )
+    u = np.ascontiguousarray(u)  # by name: a copy has to outlive the call
+    build.compiled().draws(law.ctypes.data, law.size // size, size, u.ctypes.data, tokens.ctypes.data)
     return tokens
 
 
@@ -123,7 +122,7 @@ def guess(
     """
     count, (_, shared, room, size) = len(u), store.keys.shape
     states, laws = torch.empty((count, head.width)), np.zeros((count + 1, head.known), dtype=np.float32)
-    states[0] = state.flatten()
+    states[0], u = state.flatten(), np.ascontiguousarray(u)
     places, widest = np.empty(count, dtype=np.int64), max(head.stack.width, 2 * head.width)
     work = torch.empty(3 * widest + head.width + 2)
     made = build.compiled().guess(
@@ -131,7 +130,7 @@ def guess(
         Sizes(1, 1, head.stack.heads, shared, size, room, 0, entry + 1, 1, entry + 2, 0, 0),
         count,
         temperature,
-        np.ascontiguousarray(u).ctypes.data,
+        u.ctypes.data,
         angles.cos[entry:].data_ptr(),
         angles.sin[entry:].data_ptr(),
         store.keys.data_ptr(),
