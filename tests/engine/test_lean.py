@@ -6,6 +6,7 @@ import copy
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,17 @@ def test_a_compiler_is_used_where_there_is_one(tmp_path, monkeypatch):
     broken.chmod(0o755)
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
     assert build.compiled.__wrapped__() is None
+
+
+def test_half_a_library_left_in_the_cache_is_replaced(tmp_path, monkeypatch):
+    if build.compiled() is None:
+        return
+    whole, half = Path(build.compiled()._name), tmp_path / Path(build.compiled()._name).name
+    half.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
+    assert build.compiled.__wrapped__() is not None
+    assert half.stat().st_size == whole.stat().st_size
+    assert list(tmp_path.iterdir()) == [half]
 
 
 @pytest.mark.parametrize("size", [8, 64, 80])

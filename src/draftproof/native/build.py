@@ -41,7 +41,7 @@ def compiled() -> Any:
     name = hashlib.sha256(text).hexdigest()
     made = cache_folder() / f"native-{name[:16]}.so"
     try:
-        if not made.exists():
+        if not _is_whole(made):
             _compile(compiler, sources[0], made)
         library = ctypes.CDLL(str(made))  # a call takes milliseconds, in which others may have the interpreter
     except (OSError, subprocess.SubprocessError):
@@ -63,6 +63,12 @@ def compiled() -> Any:
     return library
 
 
+def _is_whole(made: Path) -> bool:
+    """Whether the file ends with the hash of what is before it: to load half a library ends the process."""
+    content = made.read_bytes() if made.exists() else b""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
 def _compile(compiler: str, source: Path, made: Path) -> None:
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
@@ -70,4 +76,6 @@ def _compile(compiler: str, source: Path, made: Path) -> None:
         # linked without OpenMP of its own: it finds torch's, so both use the same threads
         for command in ([*FLAGS.split(), "-c", str(source), "-o", str(part)], ["-shared", str(part), "-o", str(whole)]):
             subprocess.run([compiler, *command], check=True, capture_output=True, timeout=60)
+        content = whole.read_bytes()
+        whole.write_bytes(content + hashlib.sha256(content).digest())
         whole.replace(made)  # at once, so that nobody loads half a file
