@@ -40,6 +40,18 @@ def test_a_row_alone_and_in_company_is_the_same_bit_for_bit(monkeypatch, way):
             assert torch.equal(quantised(x[i : i + count]), together[i : i + count])
 
 
+@pytest.mark.parametrize("way", ["C", "torch"])
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_none_and_in_its_row(monkeypatch, way, odd):
+    if way == "torch":
+        monkeypatch.setattr(build, "compiled", lambda: None)
+    _, quantised = layer()
+    for place in (0, 50, 95):
+        x = torch.randn(3, 96)
+        x[1, place] = odd
+        assert torch.equal(quantised(x).isfinite().any(dim=-1), torch.tensor([True, False, True]))
+
+
 def test_all_products_are_the_same():
     torch.manual_seed(1)
     weight = torch.randint(-127, 128, (72, 96), dtype=torch.int8)

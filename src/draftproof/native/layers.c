@@ -257,9 +257,9 @@ static void to_bytes(const float *x, const float *gain, float floor, long width,
         z = _mm512_fmadd_ps(_mm512_sub_ps(z, low), steps, half);
         _mm512_mask_cvtusepi32_storeu_epi8(bytes + i, some, _mm512_cvttps_epi32(z));
     }
-    float shrink = floor < 0 ? 1 : 1 / sqrtf(floor * floor + _mm512_reduce_add_ps(square));
+    float total = _mm512_reduce_add_ps(square), shrink = floor < 0 ? 1 : 1 / sqrtf(floor * floor + total);
     affine[0] = unit * shrink;
-    affine[1] = least * shrink;
+    affine[1] = isnan(total) ? NAN : least * shrink; /* neither bytes nor bounds show it */
 }
 
 /* COUNT rows times 32 columns of weights, which lie as [width / 4][32][4]. */
