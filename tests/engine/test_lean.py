@@ -116,6 +116,15 @@ def test_half_a_library_left_in_the_cache_is_replaced(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [half]
 
 
+def test_the_cache_may_be_the_folder_where_one_stands(tmp_path, monkeypatch):
+    if build.compiled() is None:
+        return
+    shutil.copy(build.compiled()._name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DRAFTPROOF_CACHE", ".")
+    assert build.compiled.__wrapped__() is not None
+
+
 @pytest.mark.parametrize("size", [8, 64, 80])
 def test_attention_in_c_is_attention(size):
     """Long texts and heads of every kind of size; what is masked counts for nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 import draftproof as dp
 from draftproof import models
 from draftproof.models import fetch, packaged
+from draftproof.native import build
 from tests import tiny
 
 
@@ -138,6 +140,17 @@ def test_a_damaged_file_left_in_the_cache_is_replaced(shop):
     (fetch.cache_folder() / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"half")
     dp.load("smollm2")
     assert store.sold == 1
+
+
+def test_without_a_home_a_folder_is_asked_for(tmp_path, monkeypatch):
+    for name in ("HOME", "DRAFTPROOF_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 987_654_321)  # nobody: there is no home to look up
+    with pytest.raises(dp.DraftproofError, match="no home folder: set DRAFTPROOF_CACHE"):
+        dp.load("smollm2")
+    assert build.compiled.__wrapped__() is None
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
+    assert fetch.cache_folder() == tmp_path
 
 
 def test_a_damaged_copy_in_the_cache_names_the_folder(shop):

@@ -26,9 +26,15 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 def cache_folder() -> Path:
     """Where models are kept: $DRAFTPROOF_CACHE, else the user's cache folder."""
-    chosen = os.environ.get("DRAFTPROOF_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    return Path(chosen) if chosen else Path(base) / "draftproof"
+    chosen, base = os.environ.get("DRAFTPROOF_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        return Path(chosen)
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "draftproof"
+    except RuntimeError as error:
+        raise DraftproofError(
+            "this user has no home folder: set DRAFTPROOF_CACHE to a folder to keep models in"
+        ) from error
 
 
 def smollm2() -> Path:

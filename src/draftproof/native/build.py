@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from draftproof.errors import DraftproofError
+
 # sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
 FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
 
@@ -39,12 +41,12 @@ def compiled() -> Any:
     flags = next((line for line in about.read_text().splitlines() if line.startswith("flags")), "")
     text = b"".join(one.read_bytes() for one in sources) + f"{compiler} {FLAGS} {flags}".encode()
     name = hashlib.sha256(text).hexdigest()
-    made = cache_folder() / f"native-{name[:16]}.so"
     try:
+        made = cache_folder().absolute() / f"native-{name[:16]}.so"
         if not _is_whole(made):
             _compile(compiler, sources[0], made)
         library = ctypes.CDLL(str(made))  # a call takes milliseconds, in which others may have the interpreter
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, DraftproofError, subprocess.SubprocessError):
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_long
     library.linear.argtypes = [pointer, pointer, count, pointer, pointer]
