@@ -338,6 +338,21 @@ def test_states_that_are_not_numbers_do_not_outlive_their_text(monkeypatch, move
     assert_laws(model, session, [texts[0], texts[2]], tree, np.array([[89, 3, 4], [71, 5, 6]]))
 
 
+@pytest.mark.parametrize(
+    "way", [rebuild, lambda whole: pack(rebuild(whole)), lambda whole: quantise(rebuild(whole), [65, 66])]
+)
+def test_what_torch_makes_unless_told_otherwise_does_not_matter(way):
+    model = HeadModel(HFModel(way(copy.deepcopy(tiny.network("llama"))), tiny.tokenizer()), network())
+    settings = {"draft": model, "max_new_tokens": 20, "tree": Tree.chain(3), "seed": 5}
+    plain = dp.generate(model.target, [65, 66], **settings)
+    usual = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert dp.generate(model.target, [65, 66], **settings).tokens == plain.tokens
+    finally:
+        torch.set_default_dtype(usual)
+
+
 def test_a_memory_in_front_of_the_target_changes_nothing():
     """Where it answers, the target has not read what the head needs, and reads it then."""
     model = head()

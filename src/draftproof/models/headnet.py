@@ -63,7 +63,7 @@ class HeadNetwork(nn.Module):
         taps, width = self.tap_scale.shape
         each, eps = features.reshape(*features.shape[:-1], taps, width), self.config.shape.eps
         few = native.fits(each)
-        each = native.norm(each, torch.ones(width), eps) if few else F.rms_norm(each, (width,), eps=eps)
+        each = native.norm(each, each.new_ones(width), eps) if few else F.rms_norm(each, (width,), eps=eps)
         return self.fusion((each * self.tap_scale).flatten(-2))  # type: ignore[no-any-return]
 
     def forward(

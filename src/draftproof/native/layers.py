@@ -88,8 +88,8 @@ def linear(x: torch.Tensor, layer: Layer) -> torch.Tensor:
     """x [..., K] times the weights: [..., N]."""
     x, plan = x.contiguous(), layer.plan
     count = x.numel() // plan.width
-    out = torch.empty((*x.shape[:-1], plan.outputs))
-    room = torch.empty(count * (plan.width + 2))
+    out = x.new_empty((*x.shape[:-1], plan.outputs))  # not torch.empty, which others may tell what to make
+    room = x.new_empty(count * (plan.width + 2))
     build.compiled().linear(ctypes.byref(plan), x.data_ptr(), count, room.data_ptr(), out.data_ptr())
     return out
 
@@ -163,8 +163,8 @@ def run(
     cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
     x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(stores)
     first = ctypes.byref(layers.layers, (len(layers.layers) - count) * ctypes.sizeof(Block))  # the last so many
-    states = torch.empty((count, *x.shape)) if keep else None
-    work = torch.empty(rows * (3 * layers.width + width + 2))
+    states = x.new_empty((count, *x.shape)) if keep else None
+    work = x.new_empty(rows * (3 * layers.width + width + 2))
     kept = [buffer.data_ptr() for store in stores for buffer in (store.keys, store.values)]
     build.compiled().stack(
         sizes,
@@ -192,7 +192,7 @@ def fits(x: torch.Tensor, most: int = FEW) -> bool:
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm of x [B, T, width]."""
-    out, width = torch.empty(x.shape), x.shape[-1]
+    out, width = torch.empty_like(x), x.shape[-1]
     build.compiled().norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width, out.data_ptr())
     return out
 
@@ -200,7 +200,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def gate(joint: torch.Tensor) -> torch.Tensor:
     """[B, T, 2 * width] -> silu(first half) * second half."""
     width = joint.shape[-1] // 2
-    out = torch.empty((*joint.shape[:-1], width))
+    out = joint.new_empty((*joint.shape[:-1], width))
     build.compiled().gate(joint.data_ptr(), joint.numel() // (2 * width), width, out.data_ptr())
     return out
 
@@ -219,7 +219,7 @@ def attend(
         return None
     sizes, slots = place
     cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
-    out = torch.empty((batch, tokens, heads * store.keys.shape[-1]))
+    out = joint.new_empty((batch, tokens, heads * store.keys.shape[-1]))
     build.compiled().attend(
         sizes,
         joint.data_ptr(),

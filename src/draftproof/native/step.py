@@ -121,10 +121,10 @@ def guess(
     entry     of the first guess: it goes to slot entry + 1 of the store, and turns by that row of the angles
     """
     count, (_, shared, room, size) = len(u), store.keys.shape
-    states, laws = torch.empty((count, head.width)), np.zeros((count + 1, head.known), dtype=np.float32)
+    states, laws = state.new_empty((count, head.width)), np.zeros((count + 1, head.known), dtype=np.float32)
     states[0], u = state.flatten(), np.ascontiguousarray(u)
     places, widest = np.empty(count, dtype=np.int64), max(head.stack.width, 2 * head.width)
-    work = torch.empty(3 * widest + head.width + 2)
+    work = state.new_empty(3 * widest + head.width + 2)
     made = build.compiled().guess(
         ctypes.byref(head.plan),
         Sizes(1, 1, head.stack.heads, shared, size, room, 0, entry + 1, 1, entry + 2, 0, 0),
