@@ -125,6 +125,16 @@ def test_the_cache_may_be_the_folder_where_one_stands(tmp_path, monkeypatch):
     assert build.compiled.__wrapped__() is not None
 
 
+def test_layers_that_answer_in_another_precision_are_left_to_torch():
+    model, said = HFModel(rebuild(copy.deepcopy(tiny.network("llama")))), []
+    for autocast in (False, True):
+        session = model.session(1, 60)
+        session.join(0, [7, 8, 9, 10])
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            said.append(session.extend(Tree.chain(0), np.array([[10]]), range(1)).float())
+    torch.testing.assert_close(said[1], said[0], atol=0.05, rtol=0.05)
+
+
 @pytest.mark.parametrize("size", [8, 64, 80])
 def test_attention_in_c_is_attention(size):
     """Long texts and heads of every kind of size; what is masked counts for nothing."""

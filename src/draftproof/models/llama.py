@@ -90,9 +90,10 @@ class Block(nn.Module):
             return self._launch(x, rotation, mask, store)
         few = native.fits(x)
         joint = self.qkv(normed(self.norm_in, x, few))
+        few = native.fits(joint)  # under autocast it is not what x is
         seen = native.attend(joint, rotation, store, self.shape.heads, mask) if few else None
         x = x + self.out(self._attend(joint, rotation, mask, store) if seen is None else seen)
-        joint = self.gate_up(normed(self.norm_mlp, x, few))
+        joint = self.gate_up(normed(self.norm_mlp, x, native.fits(x)))
         gate, up = joint.chunk(2, dim=-1)
         down: torch.Tensor = self.down(native.gate(joint) if few else F.silu(gate) * up)
         return x + down
