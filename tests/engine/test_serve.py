@@ -274,6 +274,22 @@ def test_nor_does_it_where_the_step_is_fused(drafted, cancelled, monkeypatch):
         assert request.tokens == other.tokens
 
 
+def test_nor_does_one_that_ends_while_a_step_in_flight_reads_on(monkeypatch):
+    monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
+    how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
+    engine = dp.Engine(poisoned(), draft=None, rows=2, length=60)
+    first = engine.add_request(list(range(60, 90)), **how)
+    reads = dp.Sampling(end_tokens=(200,), allowed=[200])
+    ended = engine.add_request([65] * 10, max_new_tokens=20, sampling=reads)
+    while not ended.finish:
+        engine.step()
+    assert (ended.finish, first.finish) == ("end", "")
+    last = engine.add_request([70, 71], **how)
+    finish(engine)
+    for request in (first, last):
+        assert request.tokens == dp.generate(tiny.model(), request.prompt, draft=None, **how).tokens
+
+
 def test_a_request_of_another_engine_is_left_alone():
     mine, other = (dp.Engine(tiny.model(), draft=None, rows=1, length=60) for _ in range(2))
     running, waiting = (mine.add_request("abc", max_new_tokens=5, seed=n) for n in range(2))

@@ -140,7 +140,7 @@ class FusedBatch:
         """Give a text up; what it has said so far stays in it."""
         request.finish = "cancelled"
         row = self.requests.index(request)
-        self._spoiled.add(row)  # nobody will look at its faults any more
+        self._spoiled.add(row)  # its prompt may have been read in a step that raised
         self._free(row)
 
     @property
@@ -185,9 +185,9 @@ class FusedBatch:
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
         for row in self._spoiled & requests.keys():
-            self._spoiled.remove(row)
             for session in self.resident.sessions:
                 session.cache.clear(row)
+            self._spoiled.remove(row)
         self.resident.read((rows[0], text) for text, rows in texts.items())
         same = [(rows[0], other) for rows in texts.values() for other in rows[1:]]
         if same:
@@ -305,6 +305,8 @@ class FusedBatch:
 
     def _free(self, row: int) -> None:
         """The device is not told: a write in between steps would make it wait for the host."""
+        if any(reading.requests[row] is self.requests[row] for reading in self._waiting):
+            self._spoiled.add(row)  # a step in flight reads on after the end, and nobody will look at its faults
         self.requests[row] = None
         self._new.pop(row, None)
 
