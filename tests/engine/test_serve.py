@@ -143,9 +143,11 @@ def test_what_a_request_raises_ends_it_and_costs_the_others_nothing(how, memory)
 def test_each_of_those_that_fail_in_one_step_has_its_own_error():
     """Samplings that are alike are made laws in one call: its error is told to those alone who caused it."""
 
+    why = ValueError("two does not divide it")
+
     def picky(ids, scores):
         if ids[0, 0] % 2:
-            raise LookupError(f"odd: {ids[0, 0]}")
+            raise LookupError(f"odd: {ids[0, 0]}") from why
         return scores
 
     engine = dp.Engine(tiny.model(), draft="ngram", rows=6, length=60)
@@ -157,6 +159,7 @@ def test_each_of_those_that_fail_in_one_step_has_its_own_error():
         engine.step()
     assert [request.finish for request in requests] == ["failed", "", "failed", "", "failed"]
     assert requests[0].error is raised.value
+    assert (raised.value.__cause__, raised.value.__context__) == (why, None)
     assert (type(requests[2].error), str(requests[2].error)) == (LookupError, "odd: 5")
     assert "keep the shape" in str(requests[4].error)
     finish(engine)

@@ -110,14 +110,17 @@ class Batch:
         start = time.perf_counter()
         rows = [self._row(requests) for requests in self.rows]
         tree = self.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
+        errors: dict[int, Exception] = {}
         try:
             outcome = step(rows, self.target, self.drafters, self.rule, tree, self.draw, self.vocabulary)
         except RowsError as failed:
-            for row, error in reversed(failed.errors.items()):
-                for request in self.rows[row]:
-                    request.fail(error)
-                self._retire(row)
-            raise next(iter(failed.errors.values())) from None
+            errors = failed.errors
+        for row, error in reversed(errors.items()):
+            for request in self.rows[row]:
+                request.fail(error)
+            self._retire(row)
+        if errors:
+            raise next(iter(errors.values()))  # out here, where it keeps its own cause and context
         if outcome.failure is not None:
             self._give_up(outcome.failure)
         said, rest = [], []

@@ -116,15 +116,14 @@ def _target_laws(logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndar
     nodes, errors = range(tree.size), {}
     try:
         return laws(logits, rows, tree, tokens, nodes, [row.sampling for row in rows])
-    except Exception:
-        for b, row in enumerate(rows):
-            try:
-                laws(logits[b : b + 1], [row], tree, tokens[b : b + 1], nodes, [row.sampling])
-            except Exception as error:
-                errors[b] = error
-        if not errors:  # it was nobody's, or it is over
-            raise
-    raise RowsError(errors)
+    except Exception as error:
+        whole = error
+    for b, row in enumerate(rows):
+        try:
+            laws(logits[b : b + 1], [row], tree, tokens[b : b + 1], nodes, [row.sampling])
+        except Exception as error:
+            errors[b] = error
+    raise RowsError(errors) if errors else whole  # which was nobody's fault, or is over
 
 
 def _keep(
