@@ -168,6 +168,9 @@ def test_a_cut_that_noise_moves_is_no_evidence():
         assert bool(rows([(Read(greedy, scores, None), range(1))], 1e-4)[1][0]) == void
     strict = Transcript((0,), (0,), Sampling(min_p=0.98))  # near 1, where there is no room for the allowance
     assert rows([(Read(strict, scores, None), range(1))], 0.03)[0].p[0].tolist() == [1, 0, 0]
+    both = Transcript((0,), (3, 5), Sampling(top_p=0.9, typical_p=0.95))  # token 3 is at the edge, 5 far beyond it
+    scores = np.log([[0.591, 0.201, 0.126, 0.041, 0.031, 0.010]] * 2)
+    assert rows([(Read(both, scores, None), range(2))], 0.03)[1].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,10 @@ def test_a_cut_that_noise_moves_is_no_evidence():
         Sampling(epsilon_cutoff=0.05),
         Sampling(eta_cutoff=0.2),
         Sampling(temperature=0, typical_p=0.9),
+        Sampling(top_k=5, top_p=0.8),  # where a cut leaves more, the next one sees smaller shares
+        Sampling(top_k=4, epsilon_cutoff=0.15),
+        Sampling(top_p=0.9, epsilon_cutoff=0.1),
+        Sampling(min_p=0.2, epsilon_cutoff=0.15),
     ],
     ids=str,
 )

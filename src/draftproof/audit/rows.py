@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from functools import reduce
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,19 +168,28 @@ def _between(
     xp = array_namespace(logits)
     scale = opened if sampling.temperature != 0 else dataclasses.replace(opened, temperature=1.0)
     whole = law(logits, scale, contexts)
-    loose, tight = (law(logits, _moved(sampling, sign * tolerance), contexts) > 0 for sign in (1, -1))
+    ways = product((logits, _parted(logits)), _moved(sampling, tolerance))
+    kept = [law(scores, moved, contexts) > 0 for scores, moved in ways]
+    loose, tight = reduce(operator.or_, kept), reduce(operator.and_, kept)
     # typical_p keeps the most typical tokens, the others the likeliest; near-equals of the last kept one may swap
     order, factor, typical = whole, math.exp(2 * tolerance), sampling.typical_p != 1 and sampling.temperature != 0
     if typical:
         before = dataclasses.replace(sampling, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0)
         order, factor = _typicality(law(logits, before, contexts), tolerance)
-    lowest = xp.min(xp.where(loose, order, order * 0 + 1), axis=-1, keepdims=True)
+    lowest = xp.min(xp.where(loose & (order > 0), order, order * 0 + 1), axis=-1, keepdims=True)
     highest = xp.max(xp.where(tight, order * 0, order), axis=-1, keepdims=True)
     loose, tight = loose | (order * factor >= lowest), tight & (order > highest * factor)
-    if typical or sampling.top_k:  # they also keep what equals the last one; noise parts equals
+    if typical:  # the last one is needed or not as its near-equals come before or after it
         last = tight & (order <= factor * xp.min(xp.where(tight, order, order * 0 + 1), axis=-1, keepdims=True))
         tight = tight & ~(last & (xp.sum(xp.astype(last, xp.int64), axis=-1, keepdims=True) > 1))
     return normalise(xp.where(tight, whole, whole * 0)), loose & ~tight
+
+
+def _parted(logits: Array) -> Array:
+    """The same, but for too little to matter, without equals: of these top_k keeps all, and of the likeliest a floor
+    keeps all, but noise parts them."""
+    xp = array_namespace(logits)
+    return xp.astype(logits, xp.float64) - 1e-12 * xp.arange(logits.shape[-1], device=logits.device)
 
 
 def _typicality(law: Array, tolerance: float) -> tuple[Array, Array]:
@@ -193,18 +204,19 @@ def _typicality(law: Array, tolerance: float) -> tuple[Array, Array]:
     return nearness, xp.exp(2 * tolerance * (2 + mean))
 
 
-def _moved(sampling: Sampling, by: float) -> Sampling:
-    """Truncations that keep a little more (by > 0) or less."""
-    changes: dict[str, Any] = {}
+def _moved(sampling: Sampling, by: float) -> list[Sampling]:
+    """Truncations that keep a little more or less, each in its own way: one that keeps more leaves less to the next."""
+    ways: list[list[tuple[str, Any]]] = []
     for name in ("top_p", "typical_p"):
         value = getattr(sampling, name)
         if not callable(value) and value < 1:
-            changes[name] = min(max(value + by, 1e-9), 1.0)
+            ways.append([(name, min(max(value + move, 1e-9), 1.0)) for move in (by, -by)])
     for name, times in (("min_p", 2), ("epsilon_cutoff", 2), ("eta_cutoff", 8)):  # eta's floor: sqrt(eta) exp(-entropy)
         value = getattr(sampling, name)
-        if not callable(value):
-            changes[name] = min(value * math.exp(-times * by), max(value, 0.999))
-    return dataclasses.replace(sampling, **changes)
+        if not callable(value) and value > 0:
+            moves = (value * math.exp(times * move) for move in (-by, by))
+            ways.append([(name, min(moved, max(value, 0.999))) for moved in moves])
+    return [dataclasses.replace(sampling, **dict(way)) for way in product(*ways)]
 
 
 def _differs(sampling: Sampling, off: dict[str, Any]) -> Sampling | None:
