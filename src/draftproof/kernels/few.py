@@ -8,7 +8,7 @@ Nothing is exchanged between warps, the weights are on their way before the rows
 import triton
 import triton.language as tl
 
-from draftproof.kernels.product import columns, gated, keep, need, pieces, turn
+from draftproof.kernels.product import columns, gated, keep, need, turn
 from draftproof.kernels.words import look, missing, tell, told
 
 
@@ -18,7 +18,7 @@ def few(
     H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PROGRAMS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Rows [M, K], told in `words`, times weight [.., K]: as many columns or pairs of N at once as there are warps.
+    """Rows [M, K], told in `words`, times weight [.., K], BN of N columns or pairs at a time: no two warps share one.
 
     norm   None, or of the rows: gain [K], eps
     END    what becomes of the result, as for many rows, but that it is told:
@@ -35,11 +35,11 @@ def few(
         tl.debug_barrier()  # what other threads of this program have told is there for `needed`
     if unit < tiles:
         j, n = columns(unit, N, D, BN, END)
-        w = pieces(weight + n[:, None] * K, (j < N)[:, None], K, BK, "")
-        v = pieces(weight + (n + APART)[:, None] * K, ((j < N) & PAIRS)[:, None], K, BK, "")
+        w = pieces(weight + n[:, None] * K, (j < N)[:, None], K, BK)
+        v = pieces(weight + (n + APART)[:, None] * K, ((j < N) & PAIRS)[:, None], K, BK)
         zero = 0 * n[:, None]
         if norm is not None:
-            gain = pieces(norm[0] + zero, zero == 0, K, BK, "")
+            gain = pieces(norm[0] + zero, zero == 0, K, BK)
         needs = needed(to[0], n, j < N, N, END, H, SHARED, D, M, TYPE)
         heard = hear(words, M, K, BK)
         rows, roots = (), ()
@@ -58,8 +58,8 @@ def few(
         while unit < tiles:
             j, n = columns(unit, N, D, BN, END)
             following, then = columns(unit + PROGRAMS, N, D, BN, END)
-            next_w = pieces(weight + then[:, None] * K, (following < N)[:, None], K, BK, "")
-            next_v = pieces(weight + (then + APART)[:, None] * K, ((following < N) & PAIRS)[:, None], K, BK, "")
+            next_w = pieces(weight + then[:, None] * K, (following < N)[:, None], K, BK)
+            next_v = pieces(weight + (then + APART)[:, None] * K, ((following < N) & PAIRS)[:, None], K, BK)
             next_needs = needed(to[0], then, following < N, N, END, H, SHARED, D, M, TYPE)
             for m in tl.static_range(M):
                 one, two = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BK), tl.float32)
@@ -73,6 +73,16 @@ def few(
                 say(one, two, to[1], needs[m], m, n, j < N, unit, N, END, H, SHARED, D, BIASED, BN, TYPE)
             w, v, needs = next_w, next_v, next_needs
             unit += PROGRAMS
+
+
+@triton.jit
+def pieces(at, inside, K: tl.constexpr, BK: tl.constexpr):
+    """Rows of K values from `at` [BN, 1] on, as [BN, BK] each."""
+    made = ()
+    for start in tl.static_range(0, K, BK):
+        k = start + tl.arange(0, BK)[None, :]
+        made = made + (tl.load(at + k, mask=inside & (k < K), other=0.0),)
+    return made
 
 
 @triton.jit

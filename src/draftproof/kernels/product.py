@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: RUF005 (the language knows no other way to lengthen a tuple)
 """Products of a small network as phases of one launch, with what comes before and after them.
 
 A unit of work is some columns of the result, or some pairs of columns: gate and up of the same place, or what a rotary
@@ -81,16 +80,6 @@ def columns(tile, N: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, END: tl.co
     if END == "turn":
         n = j // (D // 2) * D + j % (D // 2)
     return j, n
-
-
-@triton.jit
-def pieces(at, inside, K: tl.constexpr, BK: tl.constexpr, CACHE: tl.constexpr):
-    """Rows of K values from `at` [BN, 1] on, as [BN, BK] each."""
-    made = ()
-    for start in tl.static_range(0, K, BK):
-        k = start + tl.arange(0, BK)[None, :]
-        made = made + (tl.load(at + k, mask=inside & (k < K), other=0.0, cache_modifier=CACHE),)
-    return made
 
 
 @triton.jit
