@@ -6,6 +6,7 @@ Run by test_compile in a process of its own: Triton decides when it is imported 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from triton.runtime.jit import JITFunction
 from draftproof import kernels
 from draftproof.draft import Tree
 from draftproof.kernels import Controls, Names, Summary, launch
+from draftproof.models import cuda
+from draftproof.models.llama import Block, Blocks, Rotation, Shape, frequencies
+from draftproof.models.slots import SlotCache
 from draftproof.sampling import Sampling
 
 BATCH, NODES, SIZE = 3, 4, 1271
@@ -28,6 +32,7 @@ CONTROLS = {
     "truncated": Sampling(top_k=50, top_p=0.9),
     "masked": Sampling(min_p=0.1, banned=[3], logit_bias={1: 2.0}),
 }
+NETWORKS = {"few rows": 2, "many rows": 3}
 
 
 class Absent:
@@ -69,6 +74,7 @@ def pretend() -> None:
     torch.Tensor.is_cuda = property(lambda tensor: True)
     launch.begins_early = lambda device: True
     launch.on = lambda device: nullcontext()
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
 
 def logits(rows: int) -> torch.Tensor:
@@ -98,8 +104,22 @@ def compile_all(sampling: Sampling) -> None:
     kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, names, backend="triton")
 
 
+def compile_network(rows: int) -> None:
+    """All layers of a small drafter: its first call, and a level of a tree."""
+    shape, dtype = Shape(48, 4, 2, 16, 80, bias=True), torch.bfloat16
+    blocks, cache = Blocks([Block(shape)]).to(dtype), SlotCache(1, rows, 20)
+    own = torch.full((rows, 1), 5)
+    rotation = Rotation.of(own, frequencies(shape.size)).to(dtype)
+    cache.place_on_device(own)
+    for rule in (cuda.Causal(own), cuda.Branching(own[:, 0], own[0] - 3, own[0] - 4, own[0])):
+        cuda.network(torch.zeros(rows, 1, shape.width, dtype=dtype), blocks, rotation, rule, cache.layers)
+
+
 if __name__ == "__main__":
     pretend()
     for name, sampling in CONTROLS.items():
         compile_all(sampling)
+        print(name, flush=True)
+    for name, rows in NETWORKS.items():
+        compile_network(rows)
         print(name, flush=True)

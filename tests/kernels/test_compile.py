@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.kernels.compiling import CONTROLS
+from tests.kernels.compiling import CONTROLS, NETWORKS
 
 
-def test_kernels_compile_for_controls_of_every_kind(tmp_path):
+def test_kernels_compile_for_controls_and_networks_of_every_kind(tmp_path):
     place = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     made = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("compiling.py"))],
@@ -19,4 +19,4 @@ def test_kernels_compile_for_controls_of_every_kind(tmp_path):
         text=True,
         check=False,
     )
-    assert made.stdout.splitlines() == list(CONTROLS), made.stderr[-2000:]
+    assert made.stdout.splitlines() == [*CONTROLS, *NETWORKS], made.stderr[-2000:]
