@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from draftproof.engine import fused
 from draftproof.engine.batch import Batch
 from draftproof.engine.fused import FusedBatch
 from draftproof.kernels.types import unsupported
+from draftproof.models.cache import Recall
 from draftproof.models.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
@@ -248,6 +250,17 @@ def test_a_text_whose_states_are_not_numbers_leaves_none_of_them_in_its_row(draf
     for request in requests:
         assert not request.trace.failures
         assert request.tokens == dp.generate(target, request.prompt, draft=drafts.get(draft), **how).tokens
+
+
+def test_scores_that_are_not_numbers_are_not_remembered():
+    target, draft = poisoned(), Recall(tiny.model().vocabulary)
+    engine = dp.Engine(target, draft=draft, rows=2, length=80)
+    for prompt in ([65, 66], [65, 200, 66]):
+        engine.add_request(prompt, max_new_tokens=5, seed=1, sampling=dp.Sampling(banned=[200]))
+    with pytest.raises(dp.DraftproofError, match="non-finite"):
+        engine.step()
+    assert draft.known
+    assert all(np.isfinite(scores).all() for _, scores in draft.known.values())
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["", "before it is known"])

@@ -80,9 +80,10 @@ class RecallSession:
     def learn(self, tree: Tree, tokens: Array, logits: Array) -> None:
         """The target's logits [B, N, V] after the nodes of a draft, on the device they are on."""
         rows = logits.float().cpu().numpy() if hasattr(logits, "cpu") else np.asarray(logits, dtype=np.float32)
+        sound = np.isfinite(rows.max(-1))  # of other rows no law is made, so neither is a guess
         for b, drawn in enumerate(tokens):
             for node in range(tree.size):
-                if all(drawn[n] >= 0 for n in tree.path(node)):
+                if sound[b, node] and all(drawn[n] >= 0 for n in tree.path(node)):
                     self.model.remember(self._context(b, drawn, tree, node), rows[b, node])
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
