@@ -154,7 +154,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def clear(self, row: int, length: int = 0) -> None:
         """Zeros after the first slots of a row: a mask hides what another text left there, but not if it is NaN."""
         for buffer in self.buffers:
-            buffer[row, :, length:] = 0
+            buffer[row, :, length:].zero_()  # assigning a number might make the device wait
 
     @property
     def buffers(self) -> list[torch.Tensor]:
