@@ -86,7 +86,7 @@ def verify(
 
     if draft is not None and drafted is None and nodes > 1:
         theirs = controls if draft_controls is None else draft_controls
-        drafted = summarise(draft, theirs, tokens)
+        drafted = launch.summarise(draft, theirs, tokens, crest_pays(batch, nodes, size))
     if nodes == 1:  # nothing is drafted
         draft, drafted, rules = None, None, None
     else:
@@ -184,10 +184,10 @@ def pick(
     guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
         return reference.pick(guesses, names)
-    from draftproof.kernels import binned
+    from draftproof.kernels import binned, launch
 
-    laws = summarise(target, controls, crest=False) if laws is None else laws
-    drafted = summarise(draft, theirs, crest=False) if drafted is None else drafted
+    laws = launch.summarise(target, controls) if laws is None else laws
+    drafted = launch.summarise(draft, theirs) if drafted is None else drafted
     return binned.pick(guesses, names, laws, drafted)
 
 
