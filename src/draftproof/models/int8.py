@@ -62,8 +62,10 @@ class Int8Linear(nn.Module):
         # bytes of each row, then how much a unit of them is and what zero is, as two floats: [M, K + 8]
         made = torch.ops.quantized.embedding_bag_byte_prepack(flat if self.shrink is None else flat * self.shrink)
         affine = made[:, self.width :].clone().view(torch.float32)
-        affine += 0 * flat.amax(dim=-1, keepdim=True)  # NaN where the row has one: its bytes have none
-        if self.floor is not None:
+        # a row with NaN in it is NaN, though its bytes have none: by its norm, or by its largest
+        if self.floor is None:
+            affine += 0 * flat.amax(dim=-1, keepdim=True)
+        else:
             affine /= torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().add_(self.floor**2).sqrt_()
         out = self.multiply(made[:, : self.width]).mul_(affine[:, :1]).addcmul_(affine[:, 1:], self.sums)
         if self.bias is not None:
