@@ -287,8 +287,7 @@ def _check(scores: Array, who: str, remedy: str) -> Array:
 def _dense(values: Mapping[int, float], size: int) -> Any:
     """[V] array of a sparse mapping."""
     dense = np.zeros(size)
-    for token, value in values.items():
-        dense[token] = value
+    dense[list(values)] = list(values.values())
     return dense
 
 
