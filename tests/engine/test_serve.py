@@ -57,13 +57,19 @@ def test_a_text_is_the_one_it_is_alone(how):
         assert said[id(request)] == alone.text
 
 
-def test_what_the_fused_step_cannot_do_goes_beside_it(monkeypatch):
-    """As on a GPU: there are two batches then, and a text is the same wherever it was written."""
+@pytest.fixture
+def fuses(monkeypatch):
+    """Steps are fused where they can be, as on a GPU."""
 
     def fits(target, drafts, rule, shape, samplings):
         return samplings[0] == samplings[1] and not unsupported(samplings[0])
 
     monkeypatch.setattr(fused, "fits", fits)
+
+
+@pytest.mark.usefixtures("fuses")
+def test_what_the_fused_step_cannot_do_goes_beside_it():
+    """There are two batches then, and a text is the same wherever it was written."""
     target, draft = tiny.model(), tiny.model("llama", 1)
     engine = dp.Engine(target, draft=draft, rows=2, length=60)
     requests = [engine.add_request(**order) for order in ORDERS]
@@ -81,8 +87,8 @@ def shy(ids, scores):
     return scores
 
 
-def test_what_one_batch_said_is_not_lost_when_another_raises(monkeypatch):
-    monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
+@pytest.mark.usefixtures("fuses")
+def test_what_one_batch_said_is_not_lost_when_another_raises():
     engine = dp.Engine(tiny.model(), draft=None, rows=3, length=60)
     endless = dp.Sampling(end_tokens=())
     text = engine.add_request("abcabc", max_new_tokens=20, seed=1, sampling=endless)
@@ -265,8 +271,8 @@ def test_scores_that_are_not_numbers_are_not_remembered():
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["", "before it is known"])
 @pytest.mark.parametrize("drafted", [False, True])
-def test_nor_does_it_where_the_step_is_fused(drafted, cancelled, monkeypatch):
-    monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
+@pytest.mark.usefixtures("fuses")
+def test_nor_does_it_where_the_step_is_fused(drafted, cancelled):
     target, draft = poisoned(), poisoned(seed=1) if drafted else None
     how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
     engine = dp.Engine(target, draft=draft, rows=2, length=80)
@@ -290,8 +296,8 @@ def test_nor_does_it_where_the_step_is_fused(drafted, cancelled, monkeypatch):
         assert request.tokens == other.tokens
 
 
-def test_nor_does_one_that_ends_while_a_step_in_flight_reads_on(monkeypatch):
-    monkeypatch.setattr(fused, "fits", lambda target, drafts, rule, shape, samplings: not unsupported(samplings[0]))
+@pytest.mark.usefixtures("fuses")
+def test_nor_does_one_that_ends_while_a_step_in_flight_reads_on():
     how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
     engine = dp.Engine(poisoned(), draft=None, rows=2, length=60)
     first = engine.add_request(list(range(60, 90)), **how)
