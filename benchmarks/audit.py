@@ -26,14 +26,14 @@ from draftproof.audit import audit, collect
 from draftproof.audit.transcripts import Transcript
 from draftproof.bench.rows import facts
 from draftproof.draft import Tree
-from draftproof.engine.asked import encode
+from draftproof.engine.arguments import encode
 from draftproof.models import load
-from draftproof.models.cache import Recall
-from draftproof.models.head import HeadModel
-from draftproof.models.head import find as find_head
+from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.head import HeadModel
+from draftproof.models.drafters.head import find as find_head
+from draftproof.models.drafters.ngram import NGram
+from draftproof.models.drafters.recall import Recall
 from draftproof.models.hf import HFModel
-from draftproof.models.mixed import Mixed
-from draftproof.models.ngram import NGram
 from draftproof.sampling import Sampling
 
 SMALL = 32  # tokens of the small target: few enough that pairs of them are counted

@@ -20,10 +20,10 @@ from draftproof.distill.data import Source, Text
 from draftproof.distill.student import Student
 from draftproof.draft import Tree, as_tree, grow
 from draftproof.engine.generate import generate
-from draftproof.limits.prompts import read
 from draftproof.models import drafter, load
+from draftproof.models.files.bundled import folder
 from draftproof.models.hf import HFModel
-from draftproof.models.packaged import folder
+from draftproof.prompts import read
 from draftproof.sampling import Sampling
 
 RESULTS = Path(__file__).parent / "results" / "drafters.json"

@@ -23,7 +23,7 @@ import pytest
 import typer
 
 import draftproof
-from draftproof.cli import app
+from draftproof.commands.cli import app
 from draftproof.engine import generate as engine
 from draftproof.sampling import Sampling
 from draftproof.verify import VERIFIERS

@@ -14,10 +14,10 @@ from draftproof.errors import DraftproofError
 from draftproof.sampling import Anneal, ByEntropy, Sampling
 
 if TYPE_CHECKING:
-    from draftproof.engine.dropin import custom_generate
+    from draftproof.engine.engine import Engine
     from draftproof.engine.generate import generate, stream
     from draftproof.engine.request import Output
-    from draftproof.engine.serve import Engine
+    from draftproof.integrations.custom_generate import custom_generate
     from draftproof.models import load
 
 __version__ = version("draftproof")
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Engine": "draftproof.engine.serve",
+    "Engine": "draftproof.engine.engine",
     "Output": "draftproof.engine.request",
-    "custom_generate": "draftproof.engine.dropin",
+    "custom_generate": "draftproof.integrations.custom_generate",
     "generate": "draftproof.engine.generate",
     "load": "draftproof.models",
     "stream": "draftproof.engine.generate",

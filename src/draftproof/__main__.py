@@ -1,5 +1,5 @@
 """python -m draftproof"""
 
-from draftproof.cli import main
+from draftproof.commands.cli import main
 
 main()

@@ -16,14 +16,14 @@ from draftproof.audit import Transcript, audit, collect, read, write
 from draftproof.audit.rows import read as laws
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
-from draftproof.models.cache import Recall
-from draftproof.models.head import HeadModel
-from draftproof.models.mixed import Mixed
-from draftproof.models.ngram import NGram
-from draftproof.models.session import sessions
+from draftproof.models.base import sessions
+from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.head import HeadModel
+from draftproof.models.drafters.ngram import NGram
+from draftproof.models.drafters.recall import Recall
 from draftproof.sampling import Anneal, Sampling, law
-from tests import tiny
-from tests.engine.test_head import network
+from tests.models.drafters.test_head import network
+from tests.support import tiny
 
 PROMPTS = [(65, 66, 65, 66), (70, 71)]
 COOL = Sampling(temperature=0.7, top_p=0.9)

@@ -17,7 +17,7 @@ from draftproof.audit.rows import Read, rows
 from draftproof.audit.transcripts import Transcript
 from draftproof.law import residual, sample
 from draftproof.sampling import Sampling, law
-from tests.audit.faults import auditor, chain, feed, plain, rows_of, softmax, world
+from tests.support.faults import auditor, chain, feed, plain, rows_of, softmax, world
 
 V = 7
 

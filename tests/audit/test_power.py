@@ -11,7 +11,7 @@ import pytest
 from draftproof.audit.report import Report, report
 from draftproof.audit.transcripts import Transcript
 from draftproof.sampling import Sampling
-from tests.audit.faults import Rule, World, auditor, blocks, chain, feed, plain, softmax, world
+from tests.support.faults import Rule, World, auditor, blocks, chain, feed, plain, softmax, world
 
 ALARM = np.log(100)
 

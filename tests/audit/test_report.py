@@ -11,13 +11,13 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from draftproof import cli
 from draftproof.audit import evidence
 from draftproof.audit.page import html
 from draftproof.audit.report import TOO_FEW, power_of_ten, report
+from draftproof.commands import cli
 from draftproof.sampling import Sampling
-from tests import tiny
-from tests.audit.faults import auditor, feed, plain, world
+from tests.support import tiny
+from tests.support.faults import auditor, feed, plain, world
 
 
 def audited(heat: float = 1.0, stated: Sampling | None = None):

@@ -11,7 +11,7 @@ from draftproof.audit import InputError, Transcript, audit, read, write
 from draftproof.errors import DraftproofError
 from draftproof.models.table import TableModel
 from draftproof.sampling import Anneal, Sampling
-from tests import tiny
+from tests.support import tiny
 
 MODEL = TableModel(lambda context: np.full(5, 0.2), context=20)
 GOOD = {"prompt_token_ids": [1], "output_token_ids": [2, 3], "sampling": {}}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
 from draftproof.distill import head
 from draftproof.distill.teacher import see
 from draftproof.errors import DraftproofError
-from draftproof.models.llama import Rotation
+from draftproof.models.llama.block import Rotation
+from tests.support import tiny
 
 
 class Stored:

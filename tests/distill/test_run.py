@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from typer.testing import CliRunner
 
-from draftproof.cli import app
+from draftproof.commands.cli import app
 from draftproof.distill import data, evaluate, head, model
 from draftproof.distill.data import Source, Text
 from draftproof.distill.job import Job
@@ -28,6 +27,7 @@ from draftproof.distill.teacher import Library
 from draftproof.distill.train import Settings, Trainer
 from draftproof.errors import DraftproofError
 from draftproof.theory import acceptance
+from tests.support import tiny
 
 SMALL = Job(shards=1, steps=60, rows=48, held_rows=16, length=48, batch=16, vocabulary=160, unroll=2)
 

@@ -14,15 +14,15 @@ import torch
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine import laws as naming
-from draftproof.engine.batch import Batch
+from draftproof.engine.eager import rows as naming
+from draftproof.engine.eager.batch import Batch
+from draftproof.engine.eager.rows import Member
 from draftproof.engine.generate import choose_draw
-from draftproof.engine.laws import Member
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
 from draftproof.models.table import TableModel, TableSession
 from draftproof.theory.enumerate import target_law
-from tests import gof, tiny
+from tests.support import gof, tiny
 
 PROMPT = (0,)
 SAMPLES = 12_000

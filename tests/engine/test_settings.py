@@ -13,7 +13,7 @@ import draftproof as dp
 from draftproof import verify
 from draftproof.models.table import TableModel
 from draftproof.sampling import Context, law
-from tests import gof
+from tests.support import gof
 
 TOKENS, TEXTS = 4, 1000
 RULES = [*verify.VERIFIERS, "gumbel", "gumbel_list"]

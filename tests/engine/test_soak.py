@@ -8,14 +8,14 @@ import pytest
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine.batch import Batch
-from draftproof.engine.fused import FusedBatch
+from draftproof.engine.eager.batch import Batch
+from draftproof.engine.eager.rows import Member
 from draftproof.engine.generate import choose_draw
-from draftproof.engine.laws import Member
+from draftproof.engine.graph.runner import FusedBatch
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
-from tests import tiny
 from tests.engine.test_generate import table
+from tests.support import tiny
 
 REQUESTS = 10_000
 ROWS = 128

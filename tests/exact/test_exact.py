@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from tables import SHAPES, Model, cases, table
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import DRAWS, Draw
 from draftproof.law import overlap
 from draftproof.theory.enumerate import drafts, expected_accepted, output_law, target_law
 from draftproof.verify import VERIFIERS
+from tests.support.tables import SHAPES, Model, cases, table
 
 RULES = [verifier for verifier in VERIFIERS.values() if verifier.select is None]
 CASES = [pytest.param(v, *case, id=f"{v.name}-{case[2].name}-{case[0].parent}") for v in RULES for case in cases(v)]

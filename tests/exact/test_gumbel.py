@@ -7,17 +7,17 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-import gof
 import numpy as np
 import pytest
 import torch
-from tables import as_float, table
 
 from draftproof.couple import COUPLINGS, Coupling, get, gumbel, gumbel_list
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import overlap, total_variation
 from draftproof.noise import races
+from tests.support import gof
+from tests.support.tables import as_float, table
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
 SIZE, LENGTH = 7, 24

@@ -13,7 +13,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from tables import table
 
 from draftproof import law
 from draftproof.draft import Draft, Tree, Verifier
@@ -21,6 +20,7 @@ from draftproof.draws import DRAWS
 from draftproof.law import at, divide, normalise, one_hot, positive, residual, row
 from draftproof.theory.enumerate import Context, Law, Model, drafts, output_law, target_law
 from draftproof.verify import VERIFIERS, block
+from tests.support.tables import table
 
 TOKEN, BLOCK, MATCH, ONEHOT = (VERIFIERS[name] for name in ("token", "block", "match", "onehot"))
 SEEDS = range(6)

@@ -7,11 +7,9 @@ from collections import Counter
 from fractions import Fraction
 from functools import cache
 
-import gof
 import numpy as np
 import pytest
 import torch
-from tables import as_float, cases, table
 
 from draftproof import hull
 from draftproof.draft import Draft, Tree, Verifier
@@ -21,6 +19,8 @@ from draftproof.theory.enumerate import drafts, expected_accepted, output_law, r
 from draftproof.theory.transport import tree_limit
 from draftproof.verify import VERIFIERS, csbv
 from draftproof.verify._pick import pick, winner
+from tests.support import gof
+from tests.support.tables import as_float, cases, table
 
 CSBV, IID = VERIFIERS["csbv"], DRAWS["iid"]
 SHAPES = [*((tree, size) for tree, size, _ in cases(CSBV)), (Tree.paths(3, 2), 2), (Tree.paths(2, 3), 2)]

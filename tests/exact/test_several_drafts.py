@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import correlated, table
 
 from draftproof import hull
 from draftproof.draft import Draft, Tree, Verifier
@@ -18,6 +17,7 @@ from draftproof.theory.acceptance import ACCEPTANCE, sampled
 from draftproof.theory.enumerate import expected_accepted, output_law, target_law
 from draftproof.verify import VERIFIERS, kseq, recursive, recursive_distinct
 from draftproof.verify._topdown import Rule, top_down
+from tests.support.tables import correlated, table
 
 IID, DISTINCT, FIXED, PLAN = (DRAWS[name] for name in ("iid", "distinct", "fixed", "plan"))
 SEVERAL = ["recursive", "importance"]

@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tables import table
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import DRAWS, Draw, rest, tops
@@ -31,6 +30,7 @@ from draftproof.verify import (
 )
 from draftproof.verify._merge import apart, contexts, guesses
 from draftproof.verify._topdown import top_down
+from tests.support.tables import table
 
 BLOCK, IID, DISTINCT = VERIFIERS["block"], DRAWS["iid"], DRAWS["distinct"]
 SEEDS = range(6)

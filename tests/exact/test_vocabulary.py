@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import Model, as_float, cases, table
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import Draw
-from draftproof.engine.rest import Rest, merge
+from draftproof.engine.eager.reduced_vocabulary import Rest, merge
 from draftproof.law import normalise
-from draftproof.models.retold import Retold
+from draftproof.models.drafters.shared_tokens import Shared
+from draftproof.models.drafters.text_draft import Retold
 from draftproof.models.table import TableModel
-from draftproof.models.vocabulary import Shared
 from draftproof.theory.enumerate import Context, output_law, target_law
 from draftproof.verify import VERIFIERS
+from tests.support.tables import Model, as_float, cases, table
 
 CASES = [
     pytest.param(v, *case, id=f"{v.name}-{case[2].name}-{case[0].parent}")

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.kernels.compiling import CONTROLS, NETWORKS
+from tests.support.compiling import CONTROLS, NETWORKS
 
 
 def test_kernels_compile_for_controls_and_networks_of_every_kind(tmp_path):
     place = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     made = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compiling.py"))],
+        [sys.executable, str(Path(__file__).parents[1] / "support" / "compiling.py")],
         env={**os.environ, **place},
         capture_output=True,
         text=True,

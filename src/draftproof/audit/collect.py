@@ -13,9 +13,9 @@ from typing import Any
 
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Tree
-from draftproof.engine.asked import suited
+from draftproof.engine.arguments import suited
 from draftproof.errors import DraftproofError
-from draftproof.models.session import Model
+from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 
 Ids = tuple[int, ...]
@@ -44,8 +44,8 @@ def engine(
     rows: int = 64,
 ) -> Iterator[Transcript]:
     """Our own engine, up to `rows` texts in each target call, every text with a row and a draft of its own."""
+    from draftproof.engine.eager.rows import Member
     from draftproof.engine.generate import choose_rule, open_batch
-    from draftproof.engine.laws import Member
     from draftproof.engine.request import Request
     from draftproof.engine.trace import Trace
 

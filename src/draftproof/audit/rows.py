@@ -17,10 +17,10 @@ from draftproof.audit.alternatives import LAWS, Rows, condensed, derived
 from draftproof.audit.transcripts import Transcript
 from draftproof.controls import entropy
 from draftproof.draft import Tree
-from draftproof.engine.laws import unless_silent
+from draftproof.engine.eager.rows import unless_silent
 from draftproof.law import Array, at, normalise
-from draftproof.models.mixed import Mixed
-from draftproof.models.session import Model
+from draftproof.models.base import Model
+from draftproof.models.drafters.fallback import Mixed
 from draftproof.sampling import Context, Sampling, law
 
 _OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}

@@ -21,8 +21,8 @@ from draftproof.audit.transcripts import InputError, Transcript, checked
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, at
 from draftproof.models import check_vocabularies
-from draftproof.models.cache import Recall
-from draftproof.models.session import Model
+from draftproof.models.base import Model
+from draftproof.models.drafters.recall import Recall
 from draftproof.sampling import Sampling, law
 
 ROOM = {"cpu": (2**25, 2**19), "cuda": (2**28, 2**26)}  # entries of logits in a batch, of each array of laws

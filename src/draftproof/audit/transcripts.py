@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftproof.errors import DraftproofError, nearest
-from draftproof.models.session import Model
+from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 
 # Settings that say how long to go on, with which numbers, or what to tell: no token's law depends on them.
@@ -159,7 +159,7 @@ def _parse(said: Any, line: int, target: Model) -> Transcript:
 
 
 def _prompt(said: dict[str, Any], line: int, target: Model) -> tuple[int, ...]:
-    from draftproof.engine.asked import encode
+    from draftproof.engine.arguments import encode
 
     if "prompt_token_ids" in said:
         return _ids(said["prompt_token_ids"], "prompt_token_ids", line)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from draftproof.bench.turns import Ids, Run, Way, Workload, Write
 from draftproof.draft import Tree
-from draftproof.engine.auto import Auto, trees_of, tuned
-from draftproof.engine.batch import Batch
-from draftproof.engine.fused import FusedBatch
+from draftproof.engine.eager.batch import Batch
+from draftproof.engine.eager.rows import Member
 from draftproof.engine.generate import choose_rule, open_batch
-from draftproof.engine.laws import Member
+from draftproof.engine.graph.runner import FusedBatch
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
-from draftproof.models.session import Model
+from draftproof.engine.tuning.shapes import Auto, trees_of, tuned
+from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 
 Open = Batch | FusedBatch

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -12,15 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from draftproof import prompts as texts
+from draftproof.bench import inflate as inflation
 from draftproof.bench.turns import Ids
-from draftproof.engine.asked import encode
+from draftproof.engine.arguments import encode
 from draftproof.errors import DraftproofError
-from draftproof.limits import prompts as texts
-from draftproof.models import DRAFTERS, drafter, head, headnet, load, precision, read
+from draftproof.models import DRAFTERS, drafter, load, precision, read
+from draftproof.models.base import Model
+from draftproof.models.drafters import head
+from draftproof.models.drafters.shared_tokens import fit
 from draftproof.models.hf import HFModel
-from draftproof.models.lean import rebuild
-from draftproof.models.session import Model
-from draftproof.models.vocabulary import fit
+from draftproof.models.llama import head as headnet
+from draftproof.models.llama.rebuild import rebuild
 
 
 class Pair(NamedTuple):
@@ -37,7 +38,7 @@ class Pair(NamedTuple):
 def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, blur: float = 0.0) -> Pair:
     """Load both models; transformers' side is float32 where ours is int8.
 
-    inflate   shape of `benchmarks.inflate` that the target's function is put into: the cost of a larger model
+    inflate   shape of `draftproof.bench.inflate` that the target's function is put into: the cost of a larger model
     blur      share of noise in the drafter's weights: a drafter that agrees less
     """
     if not 0 <= blur <= 1:
@@ -51,22 +52,24 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
     if inflate and dtype == "int8":
         raise DraftproofError("inflate makes float weights, not those of int8: choose another dtype")
     if inflate:
-        made, device = repository("benchmarks.inflate"), "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         small, tokenizer = read(target, torch.float32)
-        theirs = made.inflate(small, made.shape(inflate), precision(dtype), device)
+        theirs = inflation.inflate(small, inflation.shape(inflate), precision(dtype), device)
         ours = HFModel(rebuild(theirs), tokenizer, f"{target} as {inflate}")  # the weights are shared
     else:
         ours = load(target, dtype=dtype)
         theirs = as_transformers(ours, target, dtype)
     device = str(ours.network.device.type)
     if inflate and draft == "head":
-        wide = made.inflate_head(headnet.load(head.SHIPPED), small.config.num_hidden_layers, made.shape(inflate))
+        wide = inflation.inflate_head(
+            headnet.load(head.SHIPPED), small.config.num_hidden_layers, inflation.shape(inflate)
+        )
         return Pair(ours, head.HeadModel(ours, wide), theirs, None, device, dtype)
     if no_model:
         return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
     if blur:
         network, tokenizer = read(draft, precision(dtype))
-        repository("benchmarks.inflate").blur(network, blur)
+        inflation.blur(network, blur)
         guesser = HFModel(rebuild(network.to(device)), tokenizer, draft)
     else:
         guesser = load(draft, dtype=dtype, device=device)
@@ -90,16 +93,6 @@ def _read(network: Any) -> Any:
     for weight in network.parameters():
         weight.sum()
     return network
-
-
-def repository(module: str) -> Any:
-    """A module of the repository that is not part of the package."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "benchmarks").is_dir():
-        raise DraftproofError(f"{module} is not installed with the package: run this from a checkout of the repository")
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
-    return importlib.import_module(module)
 
 
 def prompts(pair: Pair, path: Path | None, by: str | None) -> dict[str, list[Ids]]:

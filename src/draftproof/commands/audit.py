@@ -15,7 +15,7 @@ import typer
 
 from draftproof.commands.shared import MinP, Precision, Raw, RepetitionPenalty, Temperature, TopK, TopP
 from draftproof.errors import DraftproofError
-from draftproof.options import check_writable
+from draftproof.paths import check_writable
 
 if TYPE_CHECKING:
     from draftproof.audit.transcripts import Transcript
@@ -95,10 +95,10 @@ def collect(
 ) -> None:
     """Sample from an engine and keep what it said, to be audited."""
     from draftproof.audit import write
-    from draftproof.engine.asked import encode
-    from draftproof.limits.prompts import read
+    from draftproof.engine.arguments import encode
     from draftproof.models import load
     from draftproof.noise import check_seed
+    from draftproof.prompts import read
     from draftproof.sampling import Sampling
 
     sampling = Sampling(

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from draftproof.commands.options import numbers
 from draftproof.commands.shared import AnyTarget
-from draftproof.options import check_writable, numbers
+from draftproof.paths import check_writable
 
 app = typer.Typer(help="Measure speed beside transformers, every peer in the same run.", no_args_is_help=True)
 
@@ -119,11 +120,11 @@ def kernels(
     json: Json = None,
 ) -> None:
     """Fused verification beside its memory floor and its peers, on a GPU."""
-    from draftproof.bench.pair import repository
 
     if json is not None:
         check_writable(json, "rows")
-    bench = repository("benchmarks.kernels")
+    from draftproof.bench import kernels as bench
+
     sizes, batches = numbers(vocabulary, int, "vocabulary"), numbers(batch, int, "batch")
     typer.echo(bench.table(bench.run(sizes, batches, mode.split(","), peers, check, json)))
 

@@ -54,7 +54,7 @@ def generate(
 
     from draftproof.couple import COUPLINGS
     from draftproof.draft import Tree
-    from draftproof.engine.asked import encode
+    from draftproof.engine.arguments import encode
     from draftproof.engine.generate import choose_rule, stream
     from draftproof.models import drafter, load
     from draftproof.sampling import Sampling

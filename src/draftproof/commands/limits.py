@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from draftproof.commands.options import numbers
 from draftproof.commands.shared import AnyTarget, Precision, Raw
 from draftproof.errors import DraftproofError
-from draftproof.options import numbers
 
 
 def limits(
@@ -34,9 +34,9 @@ def limits(
     from rich.progress import Progress
 
     from draftproof.limits import Settings, measure, report
-    from draftproof.limits.prompts import PROMPTS, read
     from draftproof.models import drafter, load
     from draftproof.noise import check_seed
+    from draftproof.prompts import PROMPTS, read
 
     sizes = numbers(k, int, "k"), numbers(temperature, float, "temperature")
     settings = Settings(*sizes, tokens, length, draft_top_k, check_seed(seed), chat=not raw).check()

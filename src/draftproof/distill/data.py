@@ -19,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
-from draftproof.models.lean import rebuild
-from draftproof.models.slots import SlotCache
+from draftproof.models.kv_cache import SlotCache
+from draftproof.models.llama.rebuild import rebuild
 
 Ids = tuple[int, ...]
 TURNS = 6  # segments of a script; what comes after them is the target's alone

@@ -18,10 +18,10 @@ from draftproof.distill.attention import Past
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Seen
 from draftproof.errors import DraftproofError
-from draftproof.models import headnet
-from draftproof.models.headnet import HeadConfig, HeadNetwork
 from draftproof.models.hf import HFModel
-from draftproof.models.llama import Rotation, Shape
+from draftproof.models.llama import head as headnet
+from draftproof.models.llama.block import Rotation, Shape
+from draftproof.models.llama.head import HeadConfig, HeadNetwork
 
 
 def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> Student:

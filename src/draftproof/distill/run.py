@@ -23,9 +23,9 @@ from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.distill.train import Progress, Settings, Trainer
 from draftproof.errors import DraftproofError
-from draftproof.limits.prompts import read
-from draftproof.models import headnet
 from draftproof.models.hf import HFModel
+from draftproof.models.llama import head as headnet
+from draftproof.prompts import read
 
 WRITING = 0.3  # share of the minutes that go into text
 HEAT = (1.0, 1.0, 0.7)  # temperatures of the text, and so of the laws that are taught

@@ -13,8 +13,7 @@ from draftproof import verify as verifiers
 from draftproof.couple import Coupling
 from draftproof.draft import Tree, Verifier
 from draftproof.draws import DRAWS, Draw
-from draftproof.engine import fused
-from draftproof.engine.asked import (
+from draftproof.engine.arguments import (
     Drafts,
     Named,
     Prompt,
@@ -25,21 +24,22 @@ from draftproof.engine.asked import (
     encode,
     suited,
 )
-from draftproof.engine.auto import Auto, assumed, hope, trees_of, tuned
-from draftproof.engine.batch import Batch
-from draftproof.engine.fused import FusedBatch
-from draftproof.engine.laws import Member
-from draftproof.engine.learn import LONGEST
-from draftproof.engine.pace import Pace
+from draftproof.engine.detokenize import Piece
+from draftproof.engine.eager.batch import Batch
+from draftproof.engine.eager.rows import Member
+from draftproof.engine.eager.step import Rule
+from draftproof.engine.graph import runner as fused
+from draftproof.engine.graph.runner import FusedBatch
 from draftproof.engine.request import Output, Request
-from draftproof.engine.step import Rule
-from draftproof.engine.text import Piece
 from draftproof.engine.trace import Trace
+from draftproof.engine.tuning.estimates import LONGEST
+from draftproof.engine.tuning.lengths import Pace
+from draftproof.engine.tuning.shapes import Auto, assumed, hope, trees_of, tuned
 from draftproof.errors import DraftproofError, whole
 from draftproof.lossy import Lossy
 from draftproof.models import drafter, load
-from draftproof.models.session import Model
-from draftproof.models.vocabulary import fit
+from draftproof.models.base import Model
+from draftproof.models.drafters.shared_tokens import fit
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling
 

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from draftproof.engine.auto import Auto
-from draftproof.engine.laws import Member
-from draftproof.engine.text import Decoder, Piece, Stopper
+from draftproof.engine.detokenize import Decoder, Piece, Stopper
+from draftproof.engine.eager.rows import Member
 from draftproof.engine.trace import Step, Trace
-from draftproof.models.session import Model
+from draftproof.engine.tuning.shapes import Auto
+from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 
 

@@ -34,7 +34,7 @@ from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 
 if TYPE_CHECKING:
-    from draftproof.kernels.launch import Workspace
+    from draftproof.kernels.chain.launch import Workspace
 
 __all__ = [
     "Controls", "Emitted", "Fault", "Names", "Picked", "Rule", "Summary", "Walked",
@@ -82,7 +82,7 @@ def verify(
     check_summary("drafted", drafted, target[:, 1:])
     if not _fused(target, backend):
         return reference.verify(target, draft, tokens, controls, rule, names, draft_controls, logprobs)
-    from draftproof.kernels import launch
+    from draftproof.kernels.chain import launch
 
     if draft is not None and drafted is None and nodes > 1:
         theirs = controls if draft_controls is None else draft_controls
@@ -135,7 +135,7 @@ def sample(
     if not _fused(rows, backend):
         u = uniforms(*names, Lane.DRAFT, index + 1)[:, index]
         return draw(reference.law(rows, controls, tokens, node)[:, 0], u), None
-    from draftproof.kernels import launch
+    from draftproof.kernels.chain import launch
 
     if summary is None:
         summary = Summary.empty(len(rows), 1, rows.device)
@@ -184,7 +184,8 @@ def pick(
     guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
         return reference.pick(guesses, names)
-    from draftproof.kernels import binned, launch
+    from draftproof.kernels.chain import launch
+    from draftproof.kernels.star import launch as binned
 
     laws = launch.summarise(target, controls) if laws is None else laws
     drafted = launch.summarise(draft, theirs) if drafted is None else drafted
@@ -221,7 +222,7 @@ def guess(
     if not _fused(logits, backend):
         reference.guess(logits, asked, tree, tokens, controls, names)
         return None
-    from draftproof.kernels import trees
+    from draftproof.kernels.tree import launch as trees
 
     return trees.guess(logits, asked, tree, tokens, controls, names, summary)
 
@@ -262,7 +263,7 @@ def traverse(
     check_summary("drafted", drafted, draft)
     if not _fused(target, backend):
         return reference.traverse(target, draft, tokens, tree, controls, names, draft_controls)
-    from draftproof.kernels import trees
+    from draftproof.kernels.tree import launch as trees
 
     return trees.traverse(target, draft, tokens, tree, controls, theirs, names, drafted)
 
@@ -280,7 +281,7 @@ def summarise(
         tokens = torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
     if tokens is not None:
         check_drafts(tokens, logits, logits.shape[1] - 1)
-    from draftproof.kernels import launch
+    from draftproof.kernels.chain import launch
 
     if crest is None:
         crest = crest_pays(logits.shape[0], logits.shape[1] + 1, logits.shape[2])
@@ -289,7 +290,7 @@ def summarise(
 
 def workspace(batch: int, nodes: int, vocabulary: int, device: str | torch.device) -> Workspace:
     """Scratch memory for target logits [batch, nodes, vocabulary], for many calls one after another."""
-    from draftproof.kernels.launch import Workspace
+    from draftproof.kernels.chain.launch import Workspace
 
     return Workspace.of(batch, nodes, vocabulary, torch.device(device))
 

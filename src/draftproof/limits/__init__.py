@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftproof.engine.asked import Prompt, encode
-from draftproof.engine.laws import Member
+from draftproof.engine.arguments import Prompt, encode
+from draftproof.engine.eager.rows import Member
 from draftproof.errors import DraftproofError
 from draftproof.limits import clock
 from draftproof.limits.forest import Case, Forest, Look, cases, reached
 from draftproof.limits.walk import Walk
 from draftproof.models import check_vocabularies
-from draftproof.models.session import Model
+from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 from draftproof.theory.plan import Estimate, Plan, by_temperature, path_plans
 from draftproof.verify import VERIFIERS, block

@@ -11,8 +11,8 @@ import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.draws import DRAWS
-from draftproof.engine.decide import decide
-from draftproof.engine.propose import by_draw, propose
+from draftproof.engine.eager.decide import decide
+from draftproof.engine.eager.propose import by_draw, propose
 from draftproof.limits.forest import Case
 from draftproof.limits.walk import LARGEST, Walk
 from draftproof.theory.plan import Costs, Seconds

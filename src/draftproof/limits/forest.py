@@ -10,9 +10,9 @@ from array_api_compat import array_namespace, to_device
 
 from draftproof.draft import Draft, Tree, Verifier
 from draftproof.draws import DRAWS
+from draftproof.engine.eager.propose import Guesser
+from draftproof.engine.eager.rows import beside
 from draftproof.engine.generate import choose_draw
-from draftproof.engine.laws import beside
-from draftproof.engine.propose import Guesser
 from draftproof.law import Array, normalise
 from draftproof.theory import bounds
 from draftproof.verify import VERIFIERS, block

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError
 from draftproof.limits import FACTORS, Measured, Report, Temperature
-from draftproof.options import check_writable
+from draftproof.paths import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table

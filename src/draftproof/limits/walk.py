@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from draftproof.draft import Draft, Tree
-from draftproof.engine.laws import Member, Row, beside, laws, noise, numbers, together
-from draftproof.engine.propose import propose
+from draftproof.engine.eager.propose import propose
+from draftproof.engine.eager.rows import Member, Row, beside, laws, noise, numbers, together
 from draftproof.errors import DraftproofError
 from draftproof.law import sample
 from draftproof.limits.forest import Forest
-from draftproof.models.session import Model, Session, sessions
+from draftproof.models.base import Model, Session, sessions
 from draftproof.noise import Lane
 from draftproof.sampling import Sampling
 

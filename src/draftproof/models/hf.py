@@ -19,7 +19,7 @@ import torch
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.slots import SlotCache
+from draftproof.models.kv_cache import SlotCache
 
 
 class HFModel:

@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
 from draftproof.law import Array
-from draftproof.models.session import Model, Session, forget
+from draftproof.models.base import Model, Session, forget
 
 
 class Memo:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftproof.errors import DraftproofError
+from draftproof.paths import cache_folder
 
 # sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
 FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
@@ -32,8 +33,6 @@ class Sizes(ctypes.Structure):
 @cache
 def compiled() -> Any:
     """The C functions, kept in the cache folder; None without a compiler, a processor or a torch that they need."""
-    from draftproof.models.fetch import cache_folder  # here, because models need this module
-
     sources = [Path(__file__).with_name(name) for name in ("step.c", "layers.c")]  # the first includes the second
     compiler, about = shutil.which("cc"), Path("/proc/cpuinfo")
     if compiler is None or not about.is_file():

@@ -1,0 +1,128 @@
+"""What a caller asks for: the settings of a text by name and kind, checked; its prompt as token ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any, TypedDict
+
+from draftproof.draft import Tree
+from draftproof.engine.tuning.shapes import Auto
+from draftproof.errors import DraftproofError, nearest
+from draftproof.models.base import Model
+from draftproof.sampling import Sampling, check_tokens
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # words, token ids, or chat messages
+Named = str | Path | Model  # a name is that of a model, or where it is
+Drafts = Named | Sequence[Named] | None
+
+
+class Settings(TypedDict, total=False):
+    """The settings of `generate` and `stream`; `prepare` says what they mean."""
+
+    draft: Drafts
+    verify: str
+    lossy: str | None
+    tree: Tree | Auto | str | None
+    draw: str | None
+    sampling: Sampling | None
+    draft_sampling: Sampling | None
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    seed: int | None
+    chat: bool
+    compile: bool
+
+
+def check_model(model: Any, what: str) -> None:
+    """Complain about what is no model, such as a bare network, or half of one."""
+    if not hasattr(model, "session"):
+        raise DraftproofError(
+            f"{what} must be a name or a model, not {type(model).__name__}: "
+            "a network of transformers becomes one as draftproof.models.hf.HFModel(network, tokenizer)"
+        )
+    missing = [name for name in Model.__annotations__ if not hasattr(model, name)]
+    if missing:
+        raise DraftproofError(
+            f"{what} {type(model).__name__} has no {', '.join(missing)}: write it as draftproof.models.base says"
+        )
+
+
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Complain about a setting that there is not, or not here."""
+    for name in settings.keys() - Settings.__annotations__.keys():
+        if name in Sampling.__annotations__:
+            raise DraftproofError(f"{name} says how tokens are drawn: give sampling=Sampling({name}=...)")
+        near = nearest(name, Settings.__annotations__, cutoff=0.6)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(Settings.__annotations__)}"
+        raise DraftproofError(f"unknown setting {name!r}: {hint}")
+
+
+def check_text(stop: Any, *samplings: Any) -> tuple[str, ...]:
+    """The stop strings, if they and the samplings of a text are what they should be."""
+    for sampling in samplings:
+        if not isinstance(sampling, Sampling | None):
+            raise DraftproofError(f"sampling must be a Sampling, as in Sampling(temperature=0.8), not {sampling!r}")
+    stop = () if stop is None else stop
+    stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
+    strange = [one for one in stops if not isinstance(one, str) or not one]
+    if strange:
+        raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings of at least one letter")
+    return stops
+
+
+def suited(sampling: Sampling, target: Model) -> Sampling:
+    """The settings with the model's own end tokens, unless they say which, or that there is none.
+
+    Tokens that the model has not are refused now: later a neighbour might be kept waiting by the error.
+    """
+    check_tokens(sampling, target.vocabulary)
+    return dataclasses.replace(sampling, end_tokens=target.end_tokens) if sampling.end_tokens is None else sampling
+
+
+def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
+    """Token ids of a prompt, checked against vocabulary and context."""
+    ids = list(_ids(target, prompt, chat))
+    if not ids:
+        raise DraftproofError("the prompt has no tokens: give at least one word")
+    strange = [token for token in ids if not 0 <= token < target.vocabulary]
+    if strange:
+        raise DraftproofError(f"token id {strange[0]} is outside the vocabulary (0 to {target.vocabulary - 1})")
+    if target.context is not None and len(ids) >= target.context:
+        raise DraftproofError(
+            f"the prompt has {len(ids)} tokens but the context of {target.name!r} holds {target.context}: shorten it"
+        )
+    return tuple(ids)
+
+
+def _ids(target: Model, prompt: Any, chat: bool) -> Sequence[int]:
+    tokenizer = target.tokenizer
+    if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        kind, how = type(prompt).__name__, ", as by .tolist()" if hasattr(prompt, "tolist") else ""
+        raise DraftproofError(f"a prompt is words, chat messages or token ids, not {kind}: convert it{how}")
+    if len(prompt) == 0:
+        raise DraftproofError("the prompt is empty: give at least one word or token")
+    if isinstance(prompt, str):
+        if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise DraftproofError("the prompt has bytes that are no text: give it in UTF-8")
+    elif all(isinstance(token, Integral) for token in prompt):
+        return [int(token) for token in prompt]
+    elif not all(isinstance(part, Mapping) and {"role", "content"} <= part.keys() for part in prompt):
+        raise DraftproofError("a prompt in parts is token ids, or messages with role and content: one text at a time")
+    if tokenizer is None:
+        raise DraftproofError(f"model {target.name!r} has no tokenizer: give the prompt as token ids")
+    if isinstance(prompt, str) and not (chat and tokenizer.chat_template):
+        made = tokenizer(prompt)
+    else:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        try:
+            made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # whatever a template, which is a program, makes of them
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise DraftproofError(
+                f"the chat template of {target.name!r} does not take these messages ({said[0]}): give roles and texts"
+            ) from error
+    ids: Sequence[int] = made["input_ids"]
+    return ids

@@ -1,0 +1,136 @@
+"""The target's half of a step: where each sample stops, and what it emits there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from draftproof import native
+from draftproof.couple import Coupling
+from draftproof.draft import Draft, Tree, Verifier
+from draftproof.engine.eager.propose import Guesser, Proposal
+from draftproof.engine.eager.reduced_vocabulary import Rest
+from draftproof.engine.eager.rows import Member, Row, beside, drawn, noise, numbers
+from draftproof.law import Array, sample
+from draftproof.lossy import Lossy
+from draftproof.noise import Lane, races
+
+
+class Decision(NamedTuple):
+    """What became of one member of one row."""
+
+    row: int
+    member: int
+    node: int  # last accepted node of the tree
+    token: int  # emitted after it
+    reached: tuple[float, ...]  # probability of at least 1, 2, ... accepted guesses, where the rule has it
+    cost: tuple[float, ...] = ()  # of a lossy rule: total variation of each emitted token's law from the target's
+
+
+def decide(
+    rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: Verifier | Lossy, rest: Rest | None = None
+) -> list[Decision]:
+    """By a law: two uniforms for each member of the chosen rows. In a merged draft the last token is the `rest`."""
+    places = [(b, m) for b in chosen for m in range(len(rows[b].members))]
+    if not places:
+        return []
+    names = [(rows[b].members[m], rows[b].step) for b, m in places]
+    index = [b for b, _ in places]
+    chain, path = draft, None
+    if index != list(range(len(rows))):
+        own = None if draft.own is None else draft.own[index]
+        chain = Draft(draft.tree, draft.tokens[index], draft.q[index], draft.p[index], own)
+    if isinstance(verifier, Verifier) and verifier.select is not None:
+        u = noise(names, Lane.SELECT, verifier.uniforms(draft.tree))
+        path, chain = verifier.select(chain, beside(u, chain.p))
+    stop = verifier.stop(chain)
+    if chain.tree.size > 1:
+        node = sample(stop, beside(noise(names, Lane.STOP, 1)[:, 0], chain.p))
+    else:
+        node = chain.tokens[:, 0] * 0
+    emitted = verifier.next(chain, node)
+    reached = [_by_depth(law, chain.tree) for law in numbers(stop)]
+    last = numbers(node)
+    cost: list[tuple[float, ...]] = [()] * len(places)
+    if isinstance(verifier, Lossy):
+        account = numbers(verifier.account(chain))
+        cost = [tuple(a[: n + 1]) for a, n in zip(account, last, strict=True)]  # a chain: node n follows n tokens
+    if path is not None:
+        last = [nodes[n] for nodes, n in zip(numbers(path), last, strict=True)]
+    if rest is not None:
+        emitted = rest.spread(emitted, index, last)
+    token = numbers(drawn(emitted, beside(noise(names, Lane.NEXT, 1)[:, 0], emitted)))
+    return [Decision(b, m, *found) for (b, m), *found in zip(places, last, token, reached, cost, strict=True)]
+
+
+def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -> list[Decision] | None:
+    """The same for a chain guessed for one text among some of the tokens, in C; None where that is not possible."""
+    names = proposal.names[0]
+    if len(rows) > 1 or len(rows[0].members) > 1 or not isinstance(p, np.ndarray) or not proposal.tree.is_chain:
+        return None
+    if names is None or (proposal.tokens < 0).any():
+        return None
+    member = [(rows[0].members[0], rows[0].step)]
+    u = float(noise(member, Lane.STOP, 1)[0, 0]), float(noise(member, Lane.NEXT, 1)[0, 0])
+    made = native.verify(rule, p[0], np.asarray(proposal.laws[0])[0], names, proposal.tokens[0], u)
+    if made is None:
+        return None
+    return [Decision(0, 0, made.node, made.token, _by_depth(made.stop, proposal.tree))]
+
+
+class Race:
+    """By shared noise: the exponentials of every position, made once for drafter and target."""
+
+    def __init__(self, coupling: Coupling, size: int) -> None:
+        self.coupling = coupling
+        self.size = size
+        self._made: dict[tuple[Member, int], np.ndarray] = {}
+
+    def guesser(self, rows: Sequence[Row]) -> Guesser:
+        """Guesses from the first member's races."""
+
+        def guess(q: Array, children: list[int], depth: int) -> Array:
+            names = [(row.members[0], len(row.output) + depth) for row in rows]
+            self._make(names)
+            entries = np.stack([self._made[name] for name in names])
+            return self.coupling.draft(q, beside(entries, q[:, None]), len(children))
+
+        return Guesser(guess, by_name=True)
+
+    def decide(self, rows: Sequence[Row], draft: Draft) -> list[Decision]:
+        """Each member walks the tree: emit, and go on where a guess is equal."""
+        decisions = []
+        guesses = numbers(draft.tokens)
+        self._make([(member, len(row.output)) for row in rows for member in row.members])
+        for b, row in enumerate(rows):
+            for m, member in enumerate(row.members):
+                node, going = 0, True
+                while going:
+                    entries = self._at(member, len(row.output) + draft.tree.depth[node])[None]
+                    p = draft.p[b, node][None]
+                    token = numbers(self.coupling.emit(p, beside(entries, p)))[0]
+                    equal = [child for child in draft.tree.children(node) if guesses[b][child] == token]
+                    going = bool(equal)
+                    node = equal[0] if equal else node
+                decisions.append(Decision(b, m, node, token, ()))
+        return decisions
+
+    def _at(self, member: Member, position: int) -> np.ndarray:
+        """[streams, V] exponentials of one sample at one position."""
+        self._make([(member, position)])
+        return self._made[member, position]
+
+    def _make(self, names: Sequence[tuple[Member, int]]) -> None:
+        """Those that are not there yet, in one call."""
+        missing = [name for name in dict.fromkeys(names) if name not in self._made]
+        if missing:
+            seed, request, place = np.array([(*member, position) for member, position in missing]).T
+            self._made |= zip(missing, races(seed, request, place, self.size, self.coupling.streams), strict=True)
+
+
+def _by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:
+    """Probability that the accepted length is at least 1, 2, ..., from the law of the last accepted node."""
+    depth = tree.depth
+    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, depth[-1] + 1))

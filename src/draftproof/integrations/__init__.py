@@ -1,0 +1,1 @@
+"""draftproof inside other libraries: transformers' own generate."""

@@ -1,0 +1,1 @@
+"""Verification of a chain of draft tokens, from raw logits to emitted tokens."""

@@ -1,0 +1,1 @@
+"""Pieces that several kernels share: loading rows, drawing from a distribution, timing."""

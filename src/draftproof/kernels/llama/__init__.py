@@ -1,0 +1,1 @@
+"""Layers of the Llama family in few launches."""

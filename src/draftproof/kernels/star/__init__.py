@@ -1,0 +1,1 @@
+"""Verification of several candidates for one token."""

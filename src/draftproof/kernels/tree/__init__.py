@@ -1,0 +1,1 @@
+"""Verification of a tree of draft tokens."""

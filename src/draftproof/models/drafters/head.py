@@ -1,0 +1,287 @@
+"""The trained head as drafter (EAGLE, Li et al. 2401.15077): it reads the hidden states in the target's own session.
+
+Entry t of the head lives in slot t + 1 of its cache, as token t does in the target's, so both use the same numbers.
+An entry made from the target's states stays; entries of guesses, made from the head's own states, are forgotten when
+the step is committed, and made anew from true states once the target has read them. Entry -1, which the guess after a
+text of one token needs, has no state to read: it gets zeros, and slot 0, which no other entry sees.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from draftproof import native
+from draftproof.draft import Tree
+from draftproof.errors import DraftproofError
+from draftproof.law import Array
+from draftproof.models.hf import HFModel, HFSession, additive, ancestry
+from draftproof.models.kv_cache import SlotCache
+from draftproof.models.llama import head as headnet
+from draftproof.models.llama.block import Mask, Rotation
+from draftproof.models.llama.head import HeadConfig, HeadNetwork
+from draftproof.models.llama.int8 import Int8Linear, in_integers
+from draftproof.models.llama.rebuild import Packed, pack
+
+SHIPPED = Path(__file__).resolve().parents[2] / "weights" / "smollm2-head"
+
+
+class HeadModel:
+    """A head bound to its target, whose embeddings and output rows it uses."""
+
+    def __init__(self, target: HFModel, network: HeadNetwork, name: str = "head") -> None:
+        check(target, network.config)
+        rows = _output_matrix(target.network)
+        self.target = target
+        self.name, self.vocabulary, self.context = name, target.vocabulary, target.context
+        self.end_tokens = target.end_tokens
+        self.tokenizer = None  # its tokens are the target's by construction
+        self.taps = network.config.taps
+        self.past: Any = None  # what an engine has learned by drafting with it, for its next text
+        self.names = network.tokens.cpu().numpy()
+        whole = target.network
+        self.embed = whole.get_input_embeddings()
+        output = nn.Linear(network.config.shape.width, len(network.tokens), bias=False)
+        output.weight = nn.Parameter(rows[network.tokens.to(rows.device)].contiguous(), requires_grad=False)
+        self.network = copy.deepcopy(network).to(whole.device, whole.dtype).eval().requires_grad_(False)
+        self.norm: nn.Module = self.network.norm_out
+        self.output: nn.Module = output
+        like = whole.get_output_embeddings()  # the head computes as the target does
+        if isinstance(like, Int8Linear):
+            self.norm, self.output = nn.Identity(), Int8Linear(output, norm=self.network.norm_out)
+            self.network = in_integers(self.network, {})
+        elif isinstance(like, Packed):
+            self.network, self.output = pack(self.network), Packed(output)
+        self.in_c = native.guesser(self.network, self.embed.weight, self.output, self.norm)
+
+    def session(self, rows: int, capacity: int) -> HeadSession:
+        raise DraftproofError("a head reads its target's session: open both with draftproof.models.base.sessions")
+
+    def beside(self, session: Any) -> HeadSession:
+        """A session that reads the hidden states of this one, a session of the target with the head's taps."""
+        while hasattr(session, "session"):  # a memory in front of the target
+            session = session.session
+        if getattr(session, "model", None) is not self.target:
+            raise DraftproofError(f"this head drafts for {self.target.name!r}: open it with the target it is to serve")
+        return HeadSession(self, session)
+
+    @torch.no_grad()
+    def run(
+        self, states: torch.Tensor, ids: torch.Tensor, rotation: Rotation, mask: Mask, cache: SlotCache, known: bool
+    ) -> torch.Tensor:
+        """States [B, T, width] and the tokens [B, T] after them -> the head's own states after those tokens."""
+        made: torch.Tensor = self.network(states, self.embed(ids), rotation, mask, cache.layers, known)
+        return made
+
+    @torch.no_grad()
+    def scores(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., D] logits of the tokens it can guess."""
+        said: torch.Tensor = self.output(self.norm(states))
+        return said
+
+    def angles(self, capacity: int) -> Rotation:
+        """Rotations of positions 0 to `capacity`, a row each, to be looked up."""
+        places = torch.arange(capacity + 1, device=self.embed.weight.device)[None]
+        table = Rotation.of(places, self.network.frequencies.to(places.device))
+        return Rotation(*(part[0, 0].to(self.embed.weight.dtype) for part in table))
+
+
+class HeadSession:
+    """Rows of guesses beside the rows of the target's session. Of row b, `known[b]` entries have seen true states."""
+
+    speaks: Literal["logits", "law"] = "logits"
+
+    def __init__(self, model: HeadModel, target: HFSession) -> None:
+        self.model, self.target = model, target
+        self.cache = SlotCache(model.network.config.layers, target.cache.rows, target.capacity)
+        self.angles = model.angles(target.capacity)
+        self.texts: list[list[int]] = [[] for _ in range(target.cache.rows)]
+        self.known = np.zeros(target.cache.rows, dtype=np.int64)
+        self.states = torch.empty(0)  # [B, N, width] the head's own, after each node of the current tree
+
+    def join(self, row: int, tokens: Sequence[int]) -> None:
+        self.texts[row], self.known[row] = [int(token) for token in tokens], 0
+        self.cache.take(row)
+
+    def copy(self, source: int, target: int) -> None:
+        self.texts[target], self.known[target] = list(self.texts[source]), self.known[source]
+        filled = int(self.known[source]) + 1
+        self.cache.copy(source, target, filled)
+        self.cache.take(target, filled)
+
+    def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        return self._spread(self.narrow(tree, tokens, nodes), -torch.inf)
+
+    @property
+    def names(self) -> np.ndarray:
+        """[D] the tokens it can guess, ascending."""
+        return self.model.names
+
+    def narrow(self, tree: Tree, tokens: Array, nodes: range) -> torch.Tensor:
+        """The same for the tokens it can guess alone, [B, len(nodes), D]."""
+        tokens = np.asarray(tokens)
+        for level in tree.levels:
+            part = range(max(level.start, nodes.start), min(level.stop, nodes.stop))
+            if len(part):  # deeper nodes read the states of those above them
+                self._deeper(tree, tokens, part) if part.start else self._first(len(tokens))
+        return self.model.scores(self.states[:, nodes.start :])
+
+    def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """After the only text here a guess for each u, one after another, in one go: places among `names` [L], and the
+        laws [L + 1, D] that they were drawn from, a zero row after them; None where that cannot be done."""
+        if self.model.in_c is None or not 2 <= len(self.texts[0]) <= min(self.cache.capacity, native.LONGEST) - len(u):
+            return None
+        self._first(1)
+        entry = int(self.known[0])
+        store = self.cache.layers[-1]
+        return native.guess(self.model.in_c, self.states, self.angles, entry, store, temperature, u)
+
+    def widen(self, q: Array) -> torch.Tensor:
+        """A law over the tokens it can guess as one over all."""
+        return self._spread(torch.as_tensor(q), 0.0)
+
+    def _spread(self, some: torch.Tensor, rest: float) -> torch.Tensor:
+        whole = some.new_full((*some.shape[:-1], self.model.vocabulary), rest)
+        return whole.scatter_(-1, self.model.network.tokens.expand(some.shape), some)
+
+    def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
+        for b, last in enumerate(node):
+            self.texts[b] += [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
+
+    def _first(self, rows: int) -> None:
+        """Entries that the cache has not, the one of node 0 last."""
+        self.target.read(rows)
+        last = np.array([len(text) - 2 for text in self.texts[:rows]])  # node 0's entry
+        start = np.minimum(self.known[:rows], last)
+        self.known[:rows] = last + 1
+        if rows == 1 and last[0] >= 0:
+            self.states = self._first_alone(int(start[0]), int(last[0]))[:, -1:]
+            return
+        width = int((last - start).max()) + 1  # columns are padding, then entries
+        entries = np.arange(1 - width, 1) + last[:, None]  # [B, T]
+        entries = np.where(entries < start[:, None], -1, entries)
+        ids = np.array([[text[entry + 1] for entry in row] for text, row in zip(self.texts, entries, strict=False)])
+        slots = torch.as_tensor(entries + 1, device=self.angles.cos.device)
+        seen = torch.arange(int(last.max()) + 2, device=slots.device)
+        mask = (seen <= slots[..., None]) & ((seen > 0) | (slots[..., None] == 0))
+        features = self._features()[torch.arange(rows, device=slots.device)[:, None], slots]
+        self.cache.place(entries + 1, slots.device)
+        states = self._fuse(features * (slots > 0)[..., None])
+        self.states = self._run(states, ids, entries, mask, known=True)[:, -1:]
+
+    def _first_alone(self, start: int, last: int) -> torch.Tensor:
+        """One row: slots are ranges, nothing is padded."""
+        count = last + 1 - start
+        self.cache.place_range(start + 1, count, begin=1)
+        device = self.angles.cos.device
+        mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
+        ids = np.array([self.texts[0][start + 1 :]])
+        features = self._fuse(self._features()[:1, start + 1 : last + 2])
+        return self._run(features, ids, np.arange(start, last + 1)[None], mask, known=True)
+
+    def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
+        """Guessed nodes of one level, from the head's own states after their parents."""
+        base = self.known[: len(tokens), None]  # node 0's slot
+        drawn = tokens[:, nodes.start : nodes.stop]
+        entries = np.repeat(base - 1 + tree.depth[nodes.start], len(nodes), axis=1)
+        above = tree.parent[nodes.start]
+        alone = len(nodes) == 1  # then a view will do
+        parents = self.states[:, above : above + 1] if alone else self.states[:, [tree.parent[node] for node in nodes]]
+        seen_from = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
+        mask: np.ndarray | None = None
+        if len(tokens) == 1 and base[0, 0] > 0:
+            first = int(base[0, 0])
+            self.cache.place_range(first + nodes.start, len(nodes), begin=1)
+            if not seen_from.all():
+                mask = np.pad(seen_from, ((0, 0), (first - 1, 0)), constant_values=True)[None]
+        else:
+            slots = base + np.arange(nodes.start, nodes.stop)
+            self.cache.place(slots, parents.device)
+            mask = np.repeat((np.arange(slots.max() + 1) <= base)[:, None], len(nodes), axis=1)
+            for b, first in enumerate(base[:, 0]):
+                mask[b, :, first : first + nodes.stop] = seen_from
+            mask[:, :, 0] = False
+        seen = None if mask is None else torch.as_tensor(mask, device=parents.device)
+        made = self._run(parents, np.maximum(drawn, 0), entries, seen, known=False)
+        self.states = torch.cat([self.states, made], dim=1)
+
+    def _run(
+        self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, mask: torch.Tensor | None, known: bool
+    ) -> torch.Tensor:
+        """Own states [B, T, width] after tokens [B, T]; mask [B, T, S]; known: states are the target's."""
+        first, last = int(entries[0, 0]), int(entries[0, -1])
+        if len(entries) == 1 and last - first == entries.shape[1] - 1 and first >= 0:  # a range, so nothing is copied
+            rotation = Rotation(*(part[first : last + 1][None, None] for part in self.angles))
+        else:
+            places = torch.as_tensor(entries, device=states.device).clamp_min(0)
+            rotation = Rotation(*(part[places][:, None] for part in self.angles))
+        words = torch.as_tensor(ids, device=states.device)
+        bias = None if mask is None else additive(mask, states.dtype)
+        return self.model.run(states, words, rotation, bias, self.cache, known)
+
+    def _features(self) -> torch.Tensor:
+        features = self.target.cache.features
+        assert features is not None  # made for the head's taps
+        return features[:, 0]
+
+    @torch.no_grad()
+    def _fuse(self, features: torch.Tensor) -> torch.Tensor:
+        return self.model.network.fuse(features)
+
+
+def check(target: HFModel, config: HeadConfig) -> None:
+    """A head works with the target it was trained for, or one that is the same function."""
+    if config.shape.width != target.width:
+        raise DraftproofError(
+            f"this head reads states of width {config.shape.width} but {target.name!r} has {target.width}: "
+            "train one for this target with `draftproof distill`"
+        )
+    if max(config.taps) > target.layers or config.draft_tokens > target.vocabulary:
+        raise DraftproofError(f"this head was trained for a larger model than {target.name!r}: train one for it")
+    origin = np.array(config.origin)
+    if len(origin) and not np.allclose(headnet.fingerprint(_output_matrix(target.network)), origin, rtol=0.02):
+        raise DraftproofError(
+            f"this head was trained for another model than {target.name!r} (their output matrices differ): "
+            "train one for this target with `draftproof distill`"
+        )
+
+
+def find(name: str, target: Any) -> HeadModel:
+    """The head that comes with the package ("head") or the one in a folder, for this target."""
+    while not isinstance(target, HFModel):  # perhaps with a memory in front of it
+        if not hasattr(target, "model"):
+            raise DraftproofError(f"a head reads hidden states and {target.name!r} has none: choose --draft ngram")
+        target = target.model
+    if name not in target.heads:  # to lay one out takes a moment, and it serves every text of its target
+        folder = SHIPPED if name == "head" else Path(name).expanduser()
+        check(target, headnet.describe(folder))  # before the weights are read
+        target.heads[name] = HeadModel(target, headnet.load(folder), name)
+    return target.heads[name]  # type: ignore[no-any-return]
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a head, and not a model of transformers."""
+    try:
+        described = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and described.get("kind") == headnet.KIND
+
+
+def _output_matrix(network: Any) -> torch.Tensor:
+    """[V, width] in float, also where the target has it in integers."""
+    layer = network.get_output_embeddings()
+    if network.config.get_text_config().tie_word_embeddings:
+        layer = network.get_input_embeddings()
+    if isinstance(layer, nn.Linear | nn.Embedding):
+        return layer.weight.detach()
+    with torch.no_grad():
+        unit = torch.eye(network.config.get_text_config().hidden_size, device=network.device)
+        return torch.as_tensor(layer(unit)).t()  # what a layer does to unit vectors is its matrix

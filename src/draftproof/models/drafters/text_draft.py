@@ -1,0 +1,159 @@
+"""Text as draft (Timor et al., arXiv 2502.05202): any model writes on, the target's tokenizer cuts its words anew.
+
+The drafter needs no token in common with the target. It writes its likeliest continuation, all of what it wrote is
+tokenised again by the target's tokenizer, and the tokens are guesses with all their law on one point. Nothing is drawn,
+so the guesses are a function of the text so far and every verifier is exact for them; of all points the likeliest is
+the best, because a guess without a law is kept with the target's own probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from draftproof.draft import Tree
+from draftproof.errors import DraftproofError
+from draftproof.law import Array
+from draftproof.models.base import Model, forget
+from draftproof.models.drafters.token_bytes import Reader, Spelling, common, outgrown, rejoin, room, shorten
+
+AHEAD = 4  # tokens beyond two for each guess, in which it must have been written
+MARGIN = 64  # bytes before the guesses that are tokenised with them: a tokenizer looks at a word's surroundings
+
+
+class Teller(NamedTuple):
+    """Makes the target's tokens of what the drafter wrote."""
+
+    target: Model
+    spelled: dict[int, bytes]  # of the target's tokens
+    written: dict[int, bytes]  # of the drafter's
+
+    def retell(self, before: bytes, written: Sequence[int]) -> tuple[list[int], bool]:
+        """Guesses, and whether they are final: the text ended. The last word may yet grow, so it is no guess."""
+        ends = next((i for i, token in enumerate(written) if token not in self.written), None)
+        text = b"".join(self.written[token] for token in written[:ends])
+        tokens = self._after(before, text)
+        if ends is None:
+            return tokens[:-1], False
+        return tokens + list(self.target.end_tokens[:1]), True
+
+    def _after(self, before: bytes, text: bytes) -> list[int]:
+        """Tokens of `text` where it follows `before`; alone where a token would reach across the two."""
+        together = self._encode(before + text)
+        start, left = len(together), len(text.decode(errors="ignore").encode())
+        while left > 0 and start > 0:
+            start -= 1
+            left -= len(self.spelled.get(together[start], b""))
+        return together[start:] if left == 0 else self._encode(text)
+
+    def _encode(self, text: bytes) -> list[int]:
+        words = text.decode(errors="ignore")
+        return [int(token) for token in self.target.tokenizer.encode(words, add_special_tokens=False)]
+
+
+class Retold:
+    """Any model with a tokenizer as drafter for any other."""
+
+    def __init__(self, target: Model, draft: Model) -> None:
+        if target.tokenizer is None or draft.tokenizer is None:
+            raise DraftproofError(f"text drafts need two tokenizers: {target.name!r} or {draft.name!r} has none")
+        self.draft = draft
+        self.reader = Reader.of(target, draft)
+        self.teller = Teller(target, Spelling.of(target).plain, Spelling.of(draft).plain)
+        self.name = f"text:{draft.name}"
+        self.vocabulary = target.vocabulary
+        self.context: int | None = None
+        self.end_tokens: tuple[int, ...] = ()
+        self.tokenizer = None
+
+    def session(self, rows: int, capacity: int) -> RetoldSession:
+        return RetoldSession(self, rows, room(self.draft, capacity))
+
+
+class RetoldSession:
+    """For each row the text in bytes, what the drafter has read, and in a step what it wrote and the guesses in it."""
+
+    speaks: Literal["logits", "law"] = "law"
+
+    def __init__(self, model: Retold, rows: int, capacity: int) -> None:
+        self.model, self.capacity = model, capacity
+        self.inner = model.draft.session(rows, capacity)
+        self.texts = [b""] * rows
+        self.views: list[list[int]] = [[]] * rows  # lists are replaced, never changed
+        self.written: list[list[int]] = [[]] * rows
+        self.guesses: list[list[int]] = [[]] * rows
+
+    def join(self, row: int, tokens: Sequence[int]) -> None:
+        self.texts[row], self.views[row], self.written[row] = self.model.reader.spell(tokens), [], []
+
+    def copy(self, source: int, target: int) -> None:
+        self.texts[target], self.views[target] = self.texts[source], self.views[source]
+        self.written[target], self.guesses[target] = self.written[source], self.guesses[source]
+        self.inner.copy(source, target)
+
+    def forget(self) -> None:
+        self.written = [[]] * len(self.written)
+        forget(self.inner)
+
+    def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        if nodes.start == 0:
+            self._write(len(tokens), tree.depth[-1])
+        laws = np.zeros((len(tokens), len(nodes), self.model.vocabulary))
+        for b, drawn in enumerate(tokens):
+            for i, node in enumerate(nodes):
+                path, guesses = [int(drawn[n]) for n in tree.path(node)], self.guesses[b]
+                if len(path) < len(guesses) and path == guesses[: len(path)]:
+                    laws[b, i, guesses[len(path)]] = 1.0
+        return laws
+
+    def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
+        """The drafter keeps all that it wrote; what became of it is seen when it is to write again."""
+        rows = range(len(node))
+        if self.written[0]:
+            mine = np.array([[self.views[b][-1], *self.written[b]] for b in rows])
+            self.inner.commit(Tree.chain(mine.shape[1] - 1), mine, [mine.shape[1] - 1] * len(mine), [0] * len(mine))
+        for b in rows:
+            said = [*(int(tokens[b][n]) for n in tree.path(int(node[b]))), int(token[b])]
+            self.texts[b] += self.model.reader.spell(said)
+            self.views[b], self.written[b] = self.views[b] + self.written[b], []
+
+    def _write(self, rows: int, depth: int) -> None:
+        """Write on until there are `depth` guesses in every row, or about twice as many tokens.
+
+        A row may have to write on for the sake of others, and its guesses must not depend on that: those that there are
+        stay, and the next one comes in time or not at all.
+        """
+        chain = Tree.chain(2 * depth + AHEAD)
+        current = [self._read(b, chain.size) for b in range(rows)]
+        tokens = np.full((rows, chain.size), -1, dtype=np.int64)
+        tokens[:, 0] = [view[-1] for view in self.views[:rows]]
+        self.guesses = [[]] * len(self.guesses)
+        for node in range(chain.size - 1):
+            logits = self.inner.extend(chain, tokens, range(node, node + 1))[:, 0]
+            tokens[:, node + 1] = array_namespace(logits).argmax(logits, axis=-1).tolist()
+            done = []
+            for b in range(rows):
+                self.written[b] = tokens[b, 1 : node + 2].tolist()
+                told, final = self.model.teller.retell(self.texts[b][-MARGIN:], self.written[b])
+                count = len(self.guesses[b])
+                if told[:count] == self.guesses[b] and node < 2 * count + 2 + AHEAD:
+                    self.guesses[b] = told
+                done.append(final or len(self.guesses[b]) >= depth)
+            if all(done):
+                break
+        for b in range(rows):
+            if not current[b]:  # after half a character nothing can be written
+                self.guesses[b] = []
+
+    def _read(self, row: int, nodes: int) -> bool:
+        """Bring the drafter up to date with a row's text; whether all of it could be read."""
+        held = self.views[row]
+        view, whole = self.model.reader.read(self.texts[row])
+        if outgrown(view, nodes, self.capacity):
+            self.texts[row], view = shorten(self.texts[row], view, self.model.reader, self.capacity)
+        self.views[row] = view
+        rejoin(self.inner, row, view, common(held, view))
+        return whole

@@ -1,0 +1,73 @@
+"""What comes with the package: models small enough to be there without a network.
+
+Their tokenizer is kept compressed, at a sixth of its size, and their matrices as 8-bit integers with a scale for each
+row; transformers does not read that, so it is read here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
+TOKENIZER = "tokenizer.json.gz"
+TEMPLATE = "chat_template.jinja"
+
+
+def folder(name: str) -> Path:
+    """Where the package keeps the model of that name."""
+    return WEIGHTS / name
+
+
+def network(place: Path, precision: Any) -> Any:
+    """The model of transformers that `save_network` wrote there."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from draftproof.models.files.int8_file import restore
+
+    # float32 first, whatever the config asks for: the scales have that precision
+    made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place), dtype=torch.float32)
+    weights = restore(load_file(place / "model.safetensors"))
+    missing, unknown = made.load_state_dict(weights, strict=False)
+    if unknown or [name for name in missing if name != "lm_head.weight"]:  # that one is the embedding again
+        raise ValueError(f"{place} does not hold the weights of its config.json")
+    made.generation_config = GenerationConfig.from_pretrained(place)
+    return made.to(precision).eval()
+
+
+def save_network(network: Any, place: Path) -> None:
+    """Config and weights; the output matrix must be the embedding's."""
+    from safetensors.torch import save_file
+
+    from draftproof.models.files.int8_file import shrink
+
+    network.config.save_pretrained(place)
+    network.generation_config.save_pretrained(place)
+    save_file(shrink(dict(network.named_parameters())), place / "model.safetensors")
+
+
+def tokenizer(place: Path) -> Any:
+    """The tokenizer that `save_tokenizer` wrote there."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer.from_str(gzip.decompress((place / TOKENIZER).read_bytes()).decode("utf-8"))
+    names = json.loads((place / "tokenizer_config.json").read_text(encoding="utf-8"))
+    made = PreTrainedTokenizerFast(tokenizer_object=core, **names)
+    template = place / TEMPLATE
+    made.chat_template = template.read_text(encoding="utf-8") if template.exists() else None
+    return made
+
+
+def save_tokenizer(tokenizer: Any, place: Path) -> None:
+    """Vocabulary, special tokens and chat template, compressed; the same input gives the same bytes."""
+    text = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
+    (place / TOKENIZER).write_bytes(gzip.compress(text.encode("utf-8"), 9, mtime=0))
+    names = {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items()) if isinstance(token, str)}
+    (place / "tokenizer_config.json").write_text(json.dumps(names, indent=1) + "\n", encoding="utf-8")
+    if tokenizer.chat_template:
+        (place / TEMPLATE).write_text(tokenizer.chat_template, encoding="utf-8")

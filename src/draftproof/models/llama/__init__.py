@@ -1,0 +1,1 @@
+"""Llama-family networks rebuilt from fused layers: blocks, the trained head, 8-bit integers."""

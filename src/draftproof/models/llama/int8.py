@@ -1,0 +1,164 @@
+"""Linear layers in 8-bit integers on the CPU: one scale per output channel for weights, one per row for activations.
+
+Integer sums are exact in any order, and a row's scale is its own, so a token's result does not depend on what else is
+in the call: bit for bit the same alone or beside others. That is what makes the quantised model a target of its own,
+from which speculative sampling is exact. (One scale for the whole activation tensor would couple the rows.) Channels
+that are often large are shrunk before rounding and their weights enlarged (SmoothQuant, Xiao et al. 2211.10438).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from draftproof import native
+from draftproof.models.files.int8_file import rounded
+from draftproof.models.llama.block import Block, lay_out
+
+# A little of everything, to see which channels are large. The choice shapes the model; sampling from it stays exact.
+CALIBRATION = """The harbour was quiet. "Who is there?" she asked, and nobody answered; the lamp went out at 9:45.
+1. Mix 500 g of flour with 10 g of salt. 2. Add water, wait an hour, and bake at 230 degrees.
+def mean(values):
+    return sum(values) / len(values)
+User: What is the capital of France? Assistant: The capital of France is Paris, known for museums and food.
+If 3 boxes hold 12 pens each, there are 3 * 12 = 36 pens. L'hiver est froid. Der Fluss ist breit."""
+
+
+Multiply = Callable[[torch.Tensor], torch.Tensor]  # bytes [M, K] -> their products with the weights [M, N], in float32
+
+
+class Int8Linear(nn.Module):
+    """Stands in for a Linear layer; for the RMSNorm before it too, whose scalar only changes the scale of a row."""
+
+    def __init__(
+        self, linear: nn.Linear, smoothing: torch.Tensor | None = None, norm: nn.RMSNorm | None = None
+    ) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        if smoothing is not None:
+            weight = weight * smoothing
+        whole, scale = rounded(weight)
+        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.width = linear.in_features
+        self.shrink = None if smoothing is None else 1 / smoothing
+        self.floor: float | None = None
+        if norm is not None:
+            gain, self.floor = native.as_gain(norm)
+            self.shrink = gain if self.shrink is None else gain * self.shrink
+        self.layer = native.lay_out(whole, scale, self.bias, self.shrink, self.floor)
+        if self.layer is None:
+            self.multiply = product()(whole, scale)
+            self.sums = whole.sum(dim=1).float() * scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layer is not None:
+            return native.linear(x, self.layer)
+        flat = x.reshape(-1, self.width)
+        # bytes of each row, then how much a unit of them is and what zero is, as two floats: [M, K + 8]
+        made = torch.ops.quantized.embedding_bag_byte_prepack(flat if self.shrink is None else flat * self.shrink)
+        affine = made[:, self.width :].clone().view(torch.float32)
+        # a row with NaN in it is NaN, though its bytes have none: by its norm, or by its largest
+        if self.floor is None:
+            affine += 0 * flat.amax(dim=-1, keepdim=True)
+        else:
+            affine /= torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().add_(self.floor**2).sqrt_()
+        out = self.multiply(made[:, : self.width]).mul_(affine[:, :1]).addcmul_(affine[:, 1:], self.sums)
+        if self.bias is not None:
+            out += self.bias
+        return out.view(*x.shape[:-1], -1)
+
+
+def onednn(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
+    """Weights [N, K] laid out once: on 2 to 32 rows about twice as fast as `int_mm`."""
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    zero = torch.zeros(len(weight), dtype=torch.int32)
+    call = torch.ops.onednn.qlinear_pointwise.default
+    least = 4  # rows; fewer take longer
+
+    def multiply(rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        rows = rows.contiguous() if count >= least else F.pad(rows, (0, 0, 0, least - count))
+        out = call(rows, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+        return out[:count]  # type: ignore[no-any-return]
+
+    return multiply
+
+
+def int_mm(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
+    """Takes signed bytes: 128 is subtracted by flipping the top bit, and added again after the product."""
+    turned, missing = weight.t(), 128 * weight.sum(dim=1, dtype=torch.int32)
+    return lambda rows: (torch._int_mm((rows ^ 128).view(torch.int8), turned) + missing) * scale
+
+
+def slow(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
+    """Double precision holds every sum; no special instructions needed."""
+    turned = weight.t().double()
+    return lambda rows: (rows.double() @ turned).float() * scale
+
+
+@cache
+def product() -> Callable[[torch.Tensor, torch.Tensor], Multiply]:
+    """The fastest product that is exact here: on processors without VNNI instructions some saturate."""
+    for way in (onednn, int_mm):
+        try:
+            if is_exact(way):
+                return way
+        except (AttributeError, RuntimeError):  # not in this build of torch
+            continue
+    return slow
+
+
+def is_exact(way: Callable[[torch.Tensor, torch.Tensor], Multiply]) -> bool:
+    """On the largest numbers there are, for one row and for several."""
+    weight = torch.tensor([127, -127, 1], dtype=torch.int8)[:, None].repeat(1, 64)
+    rows = torch.tensor([255, 0, 1, 200, 255], dtype=torch.uint8)[:, None].repeat(1, 64)
+    scale = torch.tensor([1.0, 0.3, 0.7])
+    truth = (rows.long() @ weight.t().long()).float() * scale
+    multiply = way(weight, scale)
+    return torch.equal(multiply(rows), truth) and torch.equal(multiply(rows[:1]), truth[:1])
+
+
+@torch.no_grad()
+def quantise(network: Any, calibration: Sequence[int]) -> Any:
+    """The network with every Linear layer replaced, in place; embeddings, norms and attention stay float32."""
+    return in_integers(network, _largest(network, calibration))
+
+
+def in_integers(network: Any, largest: Mapping[nn.Module, torch.Tensor]) -> Any:
+    """The same, smoothed where the `largest` value in each channel of a layer's input is known."""
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if not isinstance(layer, nn.Linear):
+                continue
+            smoothing = None
+            if layer in largest:
+                weight = layer.weight.detach().abs().amax(dim=0)
+                smoothing = (largest[layer].clamp_min(1e-5) / weight.clamp_min(1e-5)).sqrt()
+                smoothing /= smoothing.log().mean().exp()
+            before = {"qkv": "norm_in", "gate_up": "norm_mlp"}.get(name) if isinstance(parent, Block) else None
+            norm = None if before is None else getattr(parent, before)
+            setattr(parent, name, Int8Linear(layer, smoothing, norm))
+            if before is not None:
+                setattr(parent, before, nn.Identity())
+    lay_out(network)
+    return network
+
+
+def _largest(network: Any, calibration: Sequence[int]) -> dict[nn.Module, torch.Tensor]:
+    """The largest value in each channel of what a Linear layer reads, on a text."""
+    seen: dict[nn.Module, torch.Tensor] = {}
+
+    def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen[layer] = inputs[0].reshape(-1, inputs[0].shape[-1]).abs().amax(dim=0)
+
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    network(torch.tensor([calibration]))
+    for hook in hooks:
+        hook.remove()
+    return seen

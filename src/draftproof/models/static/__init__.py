@@ -1,0 +1,1 @@
+"""Sessions with fixed shapes, whose calls a CUDA graph can record."""

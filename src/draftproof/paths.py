@@ -1,0 +1,42 @@
+"""Files of the user: the cache folder, files to be read and files to be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from draftproof.errors import DraftproofError
+
+
+def cache_folder() -> Path:
+    """Where models are kept: $DRAFTPROOF_CACHE, else the user's cache folder."""
+    chosen, base = os.environ.get("DRAFTPROOF_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        return Path(chosen)
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "draftproof"
+    except RuntimeError as error:
+        raise DraftproofError(
+            "this user has no home folder: set DRAFTPROOF_CACHE to a folder to keep models in"
+        ) from error
+
+
+def read_text(path: Path, what: str) -> str:
+    """A file's text; `what` it holds, in the plural, is for the complaint."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DraftproofError(f"{what} cannot be read from {path} ({error.strerror}): check the path") from error
+    except UnicodeDecodeError as error:
+        raise DraftproofError(f"{path} is not UTF-8 text (byte {error.start}): save it as such") from error
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Complain before the work is done, not after; nothing is left behind."""
+    known = path.exists()
+    try:
+        path.open("a").close()
+        if not known:
+            path.unlink()
+    except OSError as error:
+        raise DraftproofError(f"{what} cannot be written to {path} ({error.strerror}): choose another place") from error

