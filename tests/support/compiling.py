@@ -21,6 +21,7 @@ from draftproof import kernels
 from draftproof.draft import Tree
 from draftproof.kernels import Controls, Names, Summary
 from draftproof.kernels.chain import launch
+from draftproof.kernels.lib import launching
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import cuda
 from draftproof.models.llama.block import Block, Blocks, Rotation, Shape, frequencies
@@ -73,8 +74,8 @@ def pretend() -> None:
 
     JITFunction.run = compiled
     torch.Tensor.is_cuda = property(lambda tensor: True)
-    launch.begins_early = lambda device: True
-    launch.on = lambda device: nullcontext()
+    launching.may_overlap = lambda device: True
+    launching.current = lambda device: nullcontext()
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
 

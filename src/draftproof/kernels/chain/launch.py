@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +16,7 @@ from draftproof.kernels.chain.excess import excess
 from draftproof.kernels.chain.measure import measure
 from draftproof.kernels.chain.shortlist import brief
 from draftproof.kernels.chain.truncate import cut
+from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.rows import Law, Lists, Rows, State, Stats, dull
 from draftproof.kernels.types import CREST, Controls, Emitted, Names, Summary
 from draftproof.noise import Lane
@@ -161,7 +161,7 @@ def run(
     wide, whole = triton.next_power_of_2, short and plan.whole
     span = max(plan.tile, wide(size)) if whole else plan.span
     spans, limits = triton.cdiv(size, span), (controls.top_k, controls.top_p, controls.min_p)
-    greedy, early = controls.greedy, begins_early(target.device)
+    greedy, early = controls.greedy, launching.may_overlap(target.device)
     theirs = controls if draft_controls is None else draft_controls
     laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
     if short or laws[3].crest is None:
@@ -169,7 +169,7 @@ def run(
     kept, spacious = state.sums.shape[1], plan.ranks == nodes
     way = Cutting.of(batch * nodes, controls.truncates > 1, whole)
     shift, best = 0 if _edits(controls) else _SHIFT[target.dtype], wide(lists.limit // block)
-    with on(target.device):
+    with launching.current(target.device):
         measure[(batch * (nodes - lazy) * spans,)](
             rows, law, laws[3], rule, stats, lists, limits if whole else None, state.work, nodes, nodes - lazy, spans,
             SPAN=span, TILE=plan.tile, LANE=width, BLOCK=block, W=_share(spans, plan.tile // width), C=CREST, BP=best,
@@ -278,13 +278,3 @@ def law_of(summary: Summary | None, controls: Controls) -> Law:
     first = summary.first if controls.truncates or controls.greedy else None
     crest, height = (None, None) if controls.truncates else (summary.crest, summary.height)
     return Law(summary.shift, summary.scale, cutoff, first, crest, height, summary.shift.stride(0))
-
-
-def begins_early(device: torch.device) -> bool:
-    """Whether a kernel may begin before the one before it has ended (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def on(device: torch.device) -> Any:
-    """Triton launches on the current device; on the CPU (its interpreter) there is none to choose."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from draftproof.kernels.chain import launch
+from draftproof.kernels.lib import launching
 from draftproof.kernels.star.hull import plan
 from draftproof.kernels.star.pick import close, fill, leave
 from draftproof.kernels.types import Names, Picked, Siblings, Summary
@@ -68,7 +69,7 @@ def pick(guesses: Siblings, names: Names, laws: Summary, drafted: Summary) -> Pi
     child, token = (torch.empty(batch, dtype=torch.int64, device=device) for _ in range(2))
     out = Picked(child, token, room.fault)
     parts, kept, wide = launch.Plan.of(batch, 1, size).parts, launch.chunks(size), triton.next_power_of_2
-    with launch.on(device):
+    with launching.current(device):
         fill[(batch * parts,)](*common, room, parts, count, TILE=1024, KP=wide(count + 1))
         plan[(batch,)](room, count, KP=wide(count + 1), num_warps=8)
         leave[(batch * parts,)](*common, room, parts, count, kept, TILE=launch.TILE, CHUNK=launch.CHUNK)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftproof.draft import Tree
 from draftproof.kernels.chain import launch
+from draftproof.kernels.lib import launching
 from draftproof.kernels.tree import distinct
 from draftproof.kernels.tree import traversal as waves
 from draftproof.kernels.types import Controls, Names, Summary, Walked
@@ -104,8 +105,8 @@ def guess(
     rows, law = launch.rows_of(logits, 0, none, controls), launch.law_of(made, controls)
     parts, kept = launch.Plan.of(batch, width, size).parts, launch.chunks(size)
     sums = torch.empty(batch * width, kept, device=device)
-    most, wide, early = plan.shape.child.shape[1], triton.next_power_of_2, launch.begins_early(device)
-    with launch.on(device):
+    most, wide, early = plan.shape.child.shape[1], triton.next_power_of_2, launching.may_overlap(device)
+    with launching.current(device):
         distinct.share[(batch * width * parts,)](
             rows, law, sums, width, parts, kept, TILE=launch.TILE, CHUNK=launch.CHUNK, EARLY=early,
             num_warps=4, launch_pdl=early,
@@ -144,10 +145,10 @@ def traverse(
     out = _room(batch, depth, device)
     parts, kept, wide = launch.Plan.of(batch, 1, size).parts, launch.chunks(size), triton.next_power_of_2
     sums = torch.empty(batch, kept, device=device)
-    early = launch.begins_early(device)
+    early = launching.may_overlap(device)
     sizes = {"NP": wide(count), "PP": wide(walk.parts), "EARLY": early, "num_warps": 4, "launch_pdl": early}
     reading = {"EARLY": early, "num_warps": 4, "launch_pdl": early}
-    with launch.on(device):
+    with launching.current(device):
         for wave in range(len(plan.waves) or 1):
             waves.settle[(batch,)](*both, plan.shape, walk, wave, count, inner, depth, FIRST=wave == 0, **sizes)
             if plan.waves:

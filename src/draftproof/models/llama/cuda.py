@@ -99,12 +99,12 @@ def fits(blocks: Any, tokens: int) -> bool:
 
 def angles(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype) -> list[torch.Tensor]:
     """Cosine and sine of llama.Rotation [B, 1, T, size], at positions [B, T]."""
-    from draftproof.kernels.chain import launch  # imports Triton
+    from draftproof.kernels.lib import launching  # imports Triton
     from draftproof.kernels.llama import attention as layer
 
     positions, (batch, tokens), size = positions.contiguous(), positions.shape, 2 * len(frequencies)
     made = [torch.empty(batch, 1, tokens, size, dtype=dtype, device=positions.device) for _ in range(2)]
-    with launch.on(positions.device):
+    with launching.current(positions.device):
         layer.angles[(batch * tokens,)](positions, frequencies, *made, scale, D=size, num_warps=1)
     return made
 
@@ -114,7 +114,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Rule, store: Any, heads: in
 
     Queries and keys are turned, and keys and values kept in the store (a layer of a SlotCache), as Block says it.
     """
-    from draftproof.kernels.chain import launch  # imports Triton
+    from draftproof.kernels.lib import launching  # imports Triton
     from draftproof.kernels.llama import attention as layer
 
     batch, tokens, width = joint.shape
@@ -130,7 +130,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Rule, store: Any, heads: in
     out = joint.new_empty(batch, tokens, heads * size)
     count = batch * shared * parts * splits * queries
     peaks, norms, sums = (joint.new_empty(count * width, dtype=torch.float32) for width in (1, 1, size))
-    early = launch.begins_early(joint.device)
+    early = launching.may_overlap(joint.device)
     large = queries * size > 4096 or joint.element_size() == 4  # for the registers of four warps
     places: tuple[torch.Tensor | None, ...]
     if isinstance(rule, Branching):
@@ -138,7 +138,7 @@ def attend(joint: torch.Tensor, rotation: Any, rule: Rule, store: Any, heads: in
     else:
         own = rule.own.contiguous()
         places = own, own, None, None
-    with launch.on(joint.device):
+    with launching.current(joint.device):
         layer.attend[(shared * parts, splits, batch)](
             joint, rotation.cos.contiguous(), rotation.sin.contiguous(), *places,
             keys, values, out, peaks, norms, sums, store.arrived, rule.window or 0, math.log2(math.e) / math.sqrt(size),
@@ -168,7 +168,7 @@ def whole(x: torch.Tensor, shape: Any, masks: Sequence[Any], stores: Sequence[An
 
 def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Rule, stores: Sequence[Any]) -> torch.Tensor:
     """x [B, T, width] through all these layers in one launch."""
-    from draftproof.kernels.chain import launch
+    from draftproof.kernels.lib import launching
     from draftproof.kernels.llama.megakernel import network as kernel
 
     shape, (batch, tokens, width), rows = blocks[0].shape, x.shape, x.shape[0] * x.shape[1]
@@ -192,7 +192,7 @@ def network(x: torch.Tensor, blocks: Any, rotation: Any, rule: Rule, stores: Seq
     words, arrived = zeros[:told].view(torch.int32 if x.element_size() == 2 else torch.int64), zeros[told:]
     tree = (rule.root, rule.above) if isinstance(rule, Branching) else (None, None)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    with launch.on(x.device):
+    with launching.current(x.device):
         kernel[(programs,)](
             x, *scratch, rotation.cos.contiguous(), rotation.sin.contiguous(),
             rule.own.contiguous(), *tree, table, *parts, arrived, words, len(blocks), batch, tokens, shape.eps,
@@ -212,7 +212,7 @@ def follows(buffers: Sequence[torch.Tensor]) -> bool:
 
 def follow(cache: Any, root: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:
     """What SlotCache.follow says, in one launch."""
-    from draftproof.kernels.chain import launch
+    from draftproof.kernels.lib import launching
     from draftproof.kernels.llama.compact_cache import follow as kernel
 
     buffers = cache.buffers
@@ -220,7 +220,7 @@ def follow(cache: Any, root: torch.Tensor, path: torch.Tensor, count: torch.Tens
     if cache.places is None or cache.places[0] != found:
         cache.places = found, torch.tensor(found, dtype=torch.int64, device=path.device)
     chunks = -(-max(heads * width for _, heads, width in found) // ENTRIES)
-    with launch.on(path.device):
+    with launching.current(path.device):
         kernel[(len(buffers), chunks, len(path))](
             cache.places[1], buffers[0], root.contiguous(), path.contiguous(), count.contiguous(),
             buffers[0].shape[2], path.shape[1], BLOCK=ENTRIES, num_warps=4,
@@ -257,14 +257,14 @@ def enter(
     States [B, S, width] and tokens [B, N] are taken as `parent` [T] and `number` [T] say, or one after another; a token
     below 0 is nobody's.
     """
-    from draftproof.kernels.chain import launch
+    from draftproof.kernels.lib import launching
     from draftproof.kernels.llama import attention as layer
 
-    (batch, given, width), early = states.shape, launch.begins_early(states.device)
+    (batch, given, width), early = states.shape, launching.may_overlap(states.device)
     count = tokens.shape[1] if number is None else len(number)
     out = states.new_empty(batch, count, 2 * width)
     block = _power(width)
-    with launch.on(states.device):
+    with launching.current(states.device):
         layer.enter[(batch * count, 2)](
             states.contiguous(), parent, tokens.contiguous(), number, embeddings, norms[0].weight, norms[1].weight, out,
             norms[0].eps or 0.0, norms[1].eps or 0.0, count, given, tokens.shape[1], width,
@@ -285,13 +285,13 @@ def add_norm(x: torch.Tensor, added: torch.Tensor, weights: nn.RMSNorm) -> tuple
 
 def gate(joint: torch.Tensor) -> torch.Tensor:
     """[B, T, 2 * width] -> silu(first half) * second half."""
-    from draftproof.kernels.chain import launch
+    from draftproof.kernels.lib import launching
     from draftproof.kernels.llama import attention as layer
 
     width, block = joint.shape[-1] // 2, 1024
     out = joint.new_empty(*joint.shape[:-1], width)
-    early = launch.begins_early(joint.device)
-    with launch.on(joint.device):
+    early = launching.may_overlap(joint.device)
+    with launching.current(joint.device):
         layer.gate[(joint.numel() // (2 * width), -(-width // block))](
             joint, out, width, W=block, EARLY=early, num_warps=4, launch_pdl=early
         )
@@ -299,13 +299,13 @@ def gate(joint: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(x: torch.Tensor, added: torch.Tensor | None, weights: nn.RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    from draftproof.kernels.chain import launch
+    from draftproof.kernels.lib import launching
     from draftproof.kernels.llama import attention as layer
 
     x, width = x.contiguous(), x.shape[-1]
     total, out = x if added is None else torch.empty_like(x), torch.empty_like(x)
-    block, early = _power(width), launch.begins_early(x.device)
-    with launch.on(x.device):
+    block, early = _power(width), launching.may_overlap(x.device)
+    with launching.current(x.device):
         layer.norm[(x.numel() // width,)](
             x, added, weights.weight, total, out, weights.eps or 0.0, width,
             W=block, EARLY=early, num_warps=8 if block > 1024 else 4, launch_pdl=early,

@@ -52,18 +52,18 @@ class Texts(NamedTuple):
 def attend(joint: torch.Tensor, rotation: Any, texts: Texts, store: Any, heads: int, shared: int) -> torch.Tensor:
     """What models/llama/cuda.py's attend does for few tokens: queries, keys and values [1, T, ...] side by side ->
     [1, T, heads * size], where layers are done by kernels."""
-    from draftproof.kernels.chain import launch  # imports Triton
+    from draftproof.kernels.lib import launching  # imports Triton
     from draftproof.kernels.llama.prefill import read
 
     (_, count, width), group = joint.shape, heads // shared
-    size, early = width // (heads + 2 * shared), launch.begins_early(joint.device)
+    size, early = width // (heads + 2 * shared), launching.may_overlap(joint.device)
     if not store.is_initialized:
         new = joint.view(1, count, -1, size).transpose(1, 2)[:, -shared:]
         store.lazy_initialization(new, new)
     wide = joint.element_size() == 4  # the registers have no room for many queries
     tokens = 1 << max((QUERIES // 4 if wide else QUERIES) // group, 1).bit_length() - 1  # of a program
     out = joint.new_empty(1, count, heads * size)
-    with launch.on(joint.device):
+    with launching.current(joint.device):
         read[(-(-count // tokens), shared)](
             joint, rotation.cos.contiguous(), rotation.sin.contiguous(), texts.own.contiguous(),
             texts.rows.contiguous(), store.keys, store.values, out,
