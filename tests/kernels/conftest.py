@@ -1,5 +1,4 @@
-"""Triton's interpreter in less time: at every call it looks through the whole language for builtins, and it sorts by
-dozens of steps on arrays of as many dimensions."""
+"""Speed up Triton's interpreter: look up the language's builtins once, not at every call, and sort with NumPy."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ import torch
 
 
 @pytest.fixture(scope="package", autouse=True)
-def look_once() -> Iterator[None]:
-    """Which names are builtins does not change, only whether they are patched yet."""
+def faster_interpreter() -> Iterator[None]:
+    """Which members are builtins does not change, only whether they are patched yet; tl.sort takes dozens of steps."""
     with pytest.MonkeyPatch.context() as patch:
         if not torch.cuda.is_available():
             from triton import language as tl
@@ -32,8 +31,8 @@ def look_once() -> Iterator[None]:
                         interpreter._patch_attr(package, name, member, *rest)
 
             def sort(x: Any, descending: bool) -> Any:
-                found = np.sort(x.handle.data)[:: -1 if descending else 1].copy()
-                return tl.tensor(interpreter.TensorHandle(found, x.handle.dtype), x.type)
+                data = np.sort(x.handle.data)[:: -1 if descending else 1].copy()
+                return tl.tensor(interpreter.TensorHandle(data, x.handle.dtype), x.type)
 
             patch.setattr(interpreter, "_patch_builtin", patch_builtin)
             patch.setattr(tl, "sort", sort)

@@ -1,6 +1,6 @@
 """The device's half of the fused step: drafting, target call, verification and commit, one CUDA graph for each tree.
 
-Every number that a step needs (lengths, last tokens, names of the noise) lives on the device, and so does the clock
+Every number that a step needs (lengths, last tokens, keys of the noise) lives on the device, and so does the clock
 that says where its time went. On a CPU the same step runs eagerly.
 """
 
@@ -16,7 +16,7 @@ import torch
 from draftproof import kernels
 from draftproof.draft import Tree
 from draftproof.engine.graph.capture import Reader, record
-from draftproof.kernels import Controls, Names, Rule, Summary
+from draftproof.kernels import ChainRule, Controls, NoiseKeys, Summary
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.packing import packs
@@ -24,7 +24,7 @@ from draftproof.models.static.session import StaticSession
 from draftproof.models.static.tree_calls import Calls
 
 # of chains, on which traversal is block verification; it alone takes trees
-RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK, "traversal": Rule.BLOCK}
+RULES = {"token": ChainRule.TOKEN, "block": ChainRule.BLOCK, "traversal": ChainRule.BLOCK}
 PHASES = ("draft", "target", "verify")
 
 
@@ -72,7 +72,7 @@ class Resident:
         elif draft is not None:
             self.drafter = StaticSession(draft, size, capacity, compiled)
         device = self.device = target.network.device
-        number = RULES.get(rule, Rule.TOKEN)  # rules without a kernel come here only where nothing is guessed
+        number = RULES.get(rule, ChainRule.TOKEN)  # rules without a kernel come here only where nothing is guessed
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
@@ -122,37 +122,37 @@ class Resident:
         """One step on the device."""
         state, controls = self.state, self._controls
         assert controls is not None
-        names = Names(state.seed, state.request, state.step)
+        noise = NoiseKeys(state.seed, state.request, state.step)
         clock = torch.zeros(len(PHASES) + 1, dtype=torch.int64, device=self.device)
         _stamp(clock, 0)
         step = self._chain if tree.is_chain else self._tree
-        out = step(tree, controls, names, clock)
+        out = step(tree, controls, noise, clock)
         self._commit(out.tokens, out.accepted.to(torch.int64))
         _stamp(clock, 3)
         return Made(out.tokens, out.accepted, out.fault, clock)
 
-    def _chain(self, tree: Tree, controls: Controls, names: Names, clock: torch.Tensor) -> kernels.Emitted:
+    def _chain(self, tree: Tree, controls: Controls, noise: NoiseKeys, clock: torch.Tensor) -> kernels.Emitted:
         state, length = self.state, tree.size - 1
-        tokens, draft_logits, summary = self._guess(length, controls, names)
+        tokens, draft_logits, summary = self._guess(length, controls, noise)
         _stamp(clock, 1)
         ids = torch.cat([state.text.gather(1, state.base[:, None] + 1), tokens], dim=1)
         logits = self.target.forward(ids, state.base, keep=length + 1)
         _stamp(clock, 2)
-        return kernels.verify(logits, draft_logits, tokens, controls, self.rule, names, drafted=summary)
+        return kernels.verify(logits, draft_logits, tokens, controls, self.rule, noise, drafted=summary)
 
-    def _tree(self, tree: Tree, controls: Controls, names: Names, clock: torch.Tensor) -> kernels.Walked:
+    def _tree(self, tree: Tree, controls: Controls, noise: NoiseKeys, clock: torch.Tensor) -> kernels.Walked:
         state, calls = self.state, self._calls[tree]
-        tokens, draft_logits, summary = self._branch(tree, controls, names)
+        tokens, draft_logits, summary = self._branch(tree, controls, noise)
         _stamp(clock, 1)
         logits = self.target.branch(tokens, state.base, calls.target)
         _stamp(clock, 2)
-        out = kernels.traverse(logits, draft_logits, tokens, tree, controls, names, drafted=summary)
+        out = kernels.traverse(logits, draft_logits, tokens, tree, controls, noise, drafted=summary)
         for session in self.sessions:
             session.follow(state.base, out.path, out.accepted.to(torch.int64))
         return out
 
     def _branch(
-        self, tree: Tree, controls: Controls, names: Names
+        self, tree: Tree, controls: Controls, noise: NoiseKeys
     ) -> tuple[torch.Tensor, torch.Tensor, Summary | None]:
         """As `_guess`, of a tree: tokens [B, N] with node 0's, and logits [B, M, V] after the nodes with children."""
         state, drafter = self.state, self.drafter
@@ -168,11 +168,11 @@ class Resident:
                 rows.append(drafter.branch(tokens, state.base, call))
             column = slice(call.first, call.first + len(call.names))
             some = None if kept is None else kept.at(column)
-            kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
+            kernels.guess(rows[-1], call.names, tree, tokens, controls, noise, summary=some)
         return tokens, torch.cat(rows, dim=1), kept
 
     def _guess(
-        self, length: int, controls: Controls, names: Names
+        self, length: int, controls: Controls, noise: NoiseKeys
     ) -> tuple[torch.Tensor, torch.Tensor | None, Summary | None]:
         """Tokens [B, K], the logits [B, K, V] they were drawn from, and what is known of these."""
         state, size = self.state, len(self.state.base)
@@ -186,7 +186,7 @@ class Resident:
         for k in range(length):
             column = None if kept is None else kept.at(slice(k, k + 1))
             tokens[:, k], _ = kernels.sample(
-                rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
+                rows[k], controls, noise, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )
             if k + 1 < length:
                 rows.append(self.drafter.go_on(tokens[:, k], state.base, k + 1))
@@ -228,6 +228,6 @@ def _stamp(clock: torch.Tensor, place: int) -> None:
     if not clock.is_cuda:
         clock[place] = time.perf_counter_ns()
     elif kernels.available():
-        from draftproof.kernels.lib.timer import now
+        from draftproof.kernels.lib import timer
 
-        now[(1,)](clock[place:], num_warps=1)
+        timer.stamp(clock[place:])

@@ -9,7 +9,7 @@ room for.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.lib.rows import next_may_begin, wait
+from draftproof.kernels.lib.pdl import launch_dependents, wait
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def attend(
     Nodes of a tree have root [B], the slot of node 0, and above [T], whose bit n says whether node n is seen; `own` [T]
     are their numbers then, and `place` [T] their depths. Slots between those of this call are no ancestors.
     """
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     split, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     parts = tl.cdiv(T, SOME)
@@ -167,7 +167,7 @@ def attend(
 @triton.jit
 def norm(x, added, weight, total, out, eps, width, W: tl.constexpr, EARLY: tl.constexpr):
     """RMSNorm of a row of x [R, width]; where something is `added` to it first, that sum goes to `total`."""
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, W)
@@ -189,7 +189,7 @@ def enter(
 ):  # fmt: skip
     """RMSNorm of a state of states [B, S, width], or of the embedding of a token of tokens [B, N]: half of a row of out
     [B, T, 2 * width]."""
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     row, half = tl.program_id(0), tl.program_id(1)
     b, t = (row // T).to(tl.int64), row % T
     i = tl.arange(0, W)
@@ -216,7 +216,7 @@ def enter(
 @triton.jit
 def gate(joint, out, width, W: tl.constexpr, EARLY: tl.constexpr):
     """silu(first half) * second half of a row of joint [R, 2 * width], W places of it."""
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.program_id(1) * W + tl.arange(0, W)

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from draftproof.kernels.lib.rows import next_may_begin, wait
+from draftproof.kernels.lib.pdl import launch_dependents, wait
 from draftproof.kernels.llama.attention import take_in, turned
 
 
@@ -20,7 +20,7 @@ def read(
     [rows, shared, room, D] where those are; out [T, H * D]. A token in slot s sees itself and the s - 1 before it; with
     a window, at most `window` in all. Keys are turned by all who read them, so nobody waits for them to be stored.
     """
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     begin, h = tl.program_id(0) * TOKENS, tl.program_id(1)
     shared = tl.num_programs(1)
