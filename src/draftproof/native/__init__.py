@@ -1,24 +1,26 @@
-"""What is short on a CPU, in C: layers of a model, laws and draws, a head's guesses, chains verified.
+"""The short operations of a step on a CPU, in C: layers of a model, softmax and sampling, a head's draft, verification.
 
 It is to a CPU what draftproof.kernels is to a GPU, and like that optional: without a compiler, on another processor or
-in another precision a function says None, or that it does not fit, and torch and the laws of the core do the work.
+in another precision a function returns None or does not fit, and torch and the core do the work.
 """
 
+from draftproof.native.build import Sizes
 from draftproof.native.layers import (
     FEW,
     LONGEST,
     MANY,
-    Layer,
+    Attention,
+    NativeLinear,
     Stack,
     as_gain,
     attend,
     fits,
     gate,
-    lay_out,
-    lay_out_floats,
+    lay_out_float32,
+    lay_out_int8,
     linear,
     norm,
-    run,
+    run_stack,
     stack,
 )
 from draftproof.native.step import CHAINS, Guesser, Verdict, draws, guess, guesser, verify, whole_laws
@@ -28,8 +30,10 @@ __all__ = [
     "FEW",
     "LONGEST",
     "MANY",
+    "Attention",
     "Guesser",
-    "Layer",
+    "NativeLinear",
+    "Sizes",
     "Stack",
     "Verdict",
     "as_gain",
@@ -39,11 +43,11 @@ __all__ = [
     "gate",
     "guess",
     "guesser",
-    "lay_out",
-    "lay_out_floats",
+    "lay_out_float32",
+    "lay_out_int8",
     "linear",
     "norm",
-    "run",
+    "run_stack",
     "stack",
     "verify",
     "whole_laws",
