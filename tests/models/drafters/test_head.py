@@ -24,9 +24,11 @@ from draftproof.models.base import sessions
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.llama import head as headnet
-from draftproof.models.llama.block import Rotation, Shape
+from draftproof.models.llama.block import Shape
+from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.llama.int8 import quantise
+from draftproof.models.llama.masks import FULL
 from draftproof.models.llama.rebuild import pack, rebuild
 from draftproof.models.memo import Memo
 from draftproof.native import build
@@ -57,7 +59,7 @@ class Stored:
     def __init__(self):
         self.kept = []
 
-    def update(self, keys, values, /):
+    def update(self, keys, values, placement, /):
         self.kept.append((keys, values))
         return tuple(torch.cat(part, dim=2) for part in zip(*self.kept, strict=True))
 
@@ -71,10 +73,11 @@ def alone(model, text, path=()):
     words, first, stores = list(text[1:]), 0, [Stored() for _ in net.blocks]
     for token in (*path, None):
         count = first + states.shape[1]
-        rotation = Rotation.of(torch.arange(first, count)[None], net.frequencies)
+        rotation = net.rotary.at(torch.arange(first, count)[None])
         mask = torch.ones(count, count).tril().bool()[None, None, first:]
         embedded = whole.get_input_embeddings()(torch.tensor([words]))
-        made = net(states, embedded, rotation, mask, stores, known=first == 0)
+        call = LayerCall(rotation, {FULL: mask}, cache=stores)
+        made = net(net.inputs(states, embedded), call, known=first == 0)
         states, words, first = made[:, -1:], [token], count
     rows = whole.get_output_embeddings().weight[net.tokens]
     logits = torch.full((model.vocabulary,), -torch.inf)

@@ -21,7 +21,7 @@ from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.packing import packs
 from draftproof.models.static.session import StaticSession
-from draftproof.models.static.tree_calls import Calls
+from draftproof.models.static.tree_calls import TreeCalls
 
 # of chains, on which traversal is block verification; it alone takes trees
 RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK, "traversal": Rule.BLOCK}
@@ -77,7 +77,7 @@ class Resident:
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._controls: Controls | None = None
-        self._calls: dict[Tree, Calls] = {}
+        self._calls: dict[Tree, TreeCalls] = {}
         self._recorded: dict[Tree, tuple[Any, Made]] = {}
         how = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
         self.readers = [Reader(session, how) for session in self.sessions]
@@ -108,7 +108,7 @@ class Resident:
     def run(self, tree: Tree) -> Made:
         """Start a step with these guesses; what is returned is the next step's too, on a GPU."""
         if not tree.is_chain and tree not in self._calls:
-            self._calls[tree] = Calls.of(tree, self.device)  # here, as no recording may bring numbers to the device
+            self._calls[tree] = TreeCalls.of(tree, self.device)  # here, as no recording may bring numbers to the device
         if self.device.type != "cuda":
             with torch.no_grad():
                 return self._body(tree)
@@ -166,9 +166,9 @@ class Resident:
                 rows.append(drafter.start(state.text, state.base)[:, None])
             else:
                 rows.append(drafter.branch(tokens, state.base, call))
-            column = slice(call.first, call.first + len(call.names))
+            column = slice(call.first, call.first + len(call.nodes))
             some = None if kept is None else kept.at(column)
-            kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
+            kernels.guess(rows[-1], call.nodes, tree, tokens, controls, names, summary=some)
         return tokens, torch.cat(rows, dim=1), kept
 
     def _guess(
