@@ -163,7 +163,7 @@ class EagerStepper:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that drafting has added, by purpose, in its largest step so far."""
-        if not self.drafters:
+        if not self.drafts:
             return {}
         slots, drafters = slot_bytes(self.target, self.tuner.size), (cache_bytes(one.session) for one in self.drafters)
         return {"slots": slots, **self._largest, "drafters": sum(drafters)}

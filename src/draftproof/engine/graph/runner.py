@@ -13,7 +13,7 @@ import torch
 
 from draftproof.couple import COUPLINGS
 from draftproof.draft import Tree
-from draftproof.engine.graph.step import PHASES, RULES, DeviceResult, DeviceStep
+from draftproof.engine.graph.step import NO_LAW, PHASES, RULES, DeviceResult, DeviceStep
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import Step, shape_name
@@ -199,7 +199,7 @@ class GraphStepper:
             if request is None or request.finish:
                 continue
             if result.fault[row] & Fault.TARGET:
-                outcomes.append(Outcome(request, error=DraftproofError(LOST)))
+                outcomes.append(Outcome(request, error=DraftproofError(self._lost(request))))
                 continue
             drawn = [node for node, token in enumerate(result.drafted[row], start=1) if token >= 0]
             depth = max((pending.tree.depth[node] for node in drawn), default=0)
@@ -215,6 +215,11 @@ class GraphStepper:
             pending.steps.append(step)
             outcomes.append(Outcome(request, step, shape_name(pending.tree) if self.tuner.tunes else ""))
         return outcomes
+
+    def _lost(self, request: Request) -> str:
+        """Why a text cannot go on; the device does not say which of two reasons it was."""
+        masked = request.sampling.allowed is not None or len(request.sampling.banned)
+        return LOST if masked else NO_LAW
 
     def _note_failure(self, pending: Pending, failure: str | None) -> None:
         """Give the drafter up until the next request comes; a step launched before that is known says it again."""

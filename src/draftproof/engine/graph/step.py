@@ -129,6 +129,7 @@ class DeviceStep:
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+        self._levels = torch.arange(1, largest.size, device=device)
         self._controls: Controls | None = None
         self._calls: dict[Tree, Calls] = {}
         self._recorded: dict[Tree, tuple[Any, DeviceResult]] = {}
@@ -211,7 +212,8 @@ class DeviceStep:
         root = self.state.text.gather(1, self.state.base[:, None] + 1)
         tokens = torch.cat([root, drafted.tokens], dim=1)
         if drafted.tree.is_chain:
-            return self.target.forward(tokens, self.state.base, keep=drafted.tree.size)
+            # what follows a token that was not drawn is never looked at, but must be valid input
+            return self.target.forward(tokens.clamp_min(0), self.state.base, keep=drafted.tree.size)
         return self.target.branch(tokens, self.state.base, self._calls[drafted.tree].target)
 
     def _verify(
@@ -245,8 +247,9 @@ class DeviceStep:
             column = slice(call.first, call.first + len(call.names))
             some = None if kept is None else kept.at(column)
             kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
-        logits = torch.cat(rows, dim=1)
-        return Drafted(tree, tokens[:, 1:], logits, kept, torch.zeros_like(self.rule))
+        calls = self._calls[tree]
+        drafted = torch.where(calls.target.depth[1:] <= self._room(), tokens[:, 1:], -1)
+        return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule))
 
     def _draft_chain(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
         """A chain, token by token. If the drafter raises, what was drawn before stays in the draft."""
@@ -272,18 +275,27 @@ class DeviceStep:
                 crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
                 kept = Summary.empty(size, length, self.device, crest)
             column = None if kept is None else kept.at(slice(k, k + 1))
-            tokens[:, k], _ = kernels.sample(
+            drawn, _ = kernels.sample(
                 rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )
+            if kept is None:  # of a row without a law the kernels draw token 0, the laws any number
+                drawn = drawn.clamp(0, rows[k].shape[-1] - 1)
+            tokens[:, k] = drawn
         logits = torch.stack(rows, dim=1)
-        sound = _sound(logits, kept)
-        tokens = torch.where(sound.cumprod(1) > 0, tokens, -1)  # a row without a law drafts nothing, nor those below it
+        wanted = self._levels[:length] <= self._room()
+        sound = _sound(logits, kept) | ~wanted
+        tokens = torch.where(wanted & (sound.cumprod(1) > 0), tokens, -1)  # without a law there is nothing to draw
         fault = (~sound).any(1).to(torch.int32) * int(Fault.DRAFT)
         return Drafted(tree, tokens, logits, kept, fault)
+
+    def _room(self) -> torch.Tensor:
+        """[B, 1]: how deep draft tokens are of use; what lies beyond the wanted length would be thrown away."""
+        return (self.state.limit - self.state.base - 1)[:, None]
 
     def _half(self, tokens: torch.Tensor, rows: list[torch.Tensor], failure: str) -> Drafted:
         """The chain that was drawn before the drafter raised."""
         logits = torch.stack(rows, dim=1) if rows else None
+        tokens = torch.where(self._levels[: len(rows)] <= self._room(), tokens, -1)
         return Drafted(Tree.chain(len(rows)), tokens, logits, None, torch.zeros_like(self.rule), failure)
 
     def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
