@@ -459,7 +459,7 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
 
 def test_a_text_is_written_where_the_last_one_was(monkeypatch):
     """So nothing is recorded anew; but only where nobody writes, there is room, and the kind of batch is the same."""
-    monkeypatch.setattr(fused, "fits", lambda *asked: True)
+    monkeypatch.setattr("draftproof.engine.graph.fits", lambda *asked: True)
     monkeypatch.setattr(fused, "ROOM", 16)
     target, draft = tiny.model(), tiny.model("llama", 1)
     settings = {"draft": draft, "tree": dp.Tree.chain(3), "seed": 5, "chat": False}
