@@ -16,7 +16,7 @@ aten: Any = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)  # precisions of flash attention on CUDA
 
 
-class Past:
+class TrainingEntries:
     """Keys and values [B, heads, T, size] of one layer: of the target's entries, then of each own step."""
 
     def __init__(self) -> None:

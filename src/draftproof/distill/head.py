@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from draftproof.distill.attention import Past
+from draftproof.distill.attention import TrainingEntries
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Seen
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
 from draftproof.models.llama import head as headnet
-from draftproof.models.llama.block import Block, Shape
+from draftproof.models.llama.block import Block, LayerShape
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 
 
@@ -31,14 +31,14 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
     width = int(config.hidden_size)
     size = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)
     # every head has its own keys and values: they are cheap in a single layer
-    shape = Shape(width, width // size, width // size, size, int(getattr(config, "intermediate_size", 4 * width)))
+    shape = LayerShape(width, width // size, width // size, size, int(getattr(config, "intermediate_size", 4 * width)))
     deep = int(config.num_hidden_layers)
     taps = tuple(sorted({max(deep // 3, 1), max(2 * deep // 3, 1), deep}))
     theta = float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
     origin = headnet.fingerprint(target.get_output_embeddings().weight)
     network = HeadNetwork(HeadConfig(shape, layers, taps, theta, len(frequent), origin)).to(target.device)
     network.tokens.copy_(frequent)
-    final = getattr(target.base_model, "norm", None)
+    final: Any = dict(target.base_model.named_children()).get("norm")
     with torch.no_grad():
         if final is not None and final.weight.shape == network.norm_out.weight.shape:
             network.norm_out.weight.copy_(final.weight)  # the scale that the output matrix expects
@@ -102,13 +102,13 @@ def unroll(network: HeadNetwork, seen: Seen, embed: Any, output: torch.Tensor, c
     rotation = network.rotary.at(positions[None]).rotation(embeddings.dtype)
     # in training every call has the same shape, so what stands between products is worth fusing
     join, project, finish, score = compiled() if embeddings.is_cuda and torch.is_grad_enabled() else PARTS
-    pasts = [Past() for _ in network.blocks]
+    entries = [TrainingEntries() for _ in network.blocks]
     states = network.fuse(seen.features[:, :-1])
     for step in range(count):
         x = join(network, states, embeddings)
-        for n in range(0 if step == 0 else len(pasts) - 1, len(pasts)):
+        for n in range(0 if step == 0 else len(entries) - 1, len(entries)):
             block = network.blocks[n]
-            attended = pasts[n].attend(*project(block, x, rotation))
+            attended = entries[n].attend(*project(block, x, rotation))
             x = finish(block, x, attended.transpose(1, 2).flatten(2))
         yield score(network, x, output)
         states = torch.cat([states[:, :1], x[:, :-1]], dim=1)  # the first entry has no past, and no meaning now

@@ -161,7 +161,7 @@ class HFSession:
             start = lead - len(late)
             ids[b, start:lead] = late
             positions[b, start:lead] = slots[b, start:lead] = np.arange(self.length[b], base[b])
-            drawn = tokens[b, nodes.start : nodes.stop] >= 0  # -1 was not drawn: never looked at, but must be valid input
+            drawn = tokens[b, nodes.start : nodes.stop] >= 0  # others are never looked at, but must be valid input
             ids[b, lead:] = np.where(drawn, tokens[b, nodes.start : nodes.stop], 0)
             positions[b, lead:] = base[b] + np.where(drawn, depth[nodes.start : nodes.stop], 0)
             slots[b, start:] += 1  # slot 0 is for padding

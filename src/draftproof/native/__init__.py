@@ -23,7 +23,7 @@ from draftproof.native.layers import (
     run_stack,
     stack,
 )
-from draftproof.native.step import CHAINS, Guesser, Verdict, draws, guess, guesser, verify, whole_laws
+from draftproof.native.step import CHAINS, ChainOutcome, NativeHead, draws, guess, lay_out_head, verify, whole_laws
 
 __all__ = [
     "CHAINS",
@@ -31,19 +31,19 @@ __all__ = [
     "LONGEST",
     "MANY",
     "Attention",
-    "Guesser",
+    "ChainOutcome",
+    "NativeHead",
     "NativeLinear",
     "Sizes",
     "Stack",
-    "Verdict",
     "as_gain",
     "attend",
     "draws",
     "fits",
     "gate",
     "guess",
-    "guesser",
     "lay_out_float32",
+    "lay_out_head",
     "lay_out_int8",
     "linear",
     "norm",

@@ -82,9 +82,7 @@ def _linear(
 ) -> NativeLinear:
     others = tuple(None if one is None else one.contiguous() for one in others)
     pointers = (None if one is None else one.data_ptr() for one in (weights, *others))
-    return NativeLinear(
-        LinearStruct(*pointers, -1.0 if floor is None else floor, width, outputs), weights, others
-    )
+    return NativeLinear(LinearStruct(*pointers, -1.0 if floor is None else floor, width, outputs), weights, others)
 
 
 def linear(x: torch.Tensor, layer: NativeLinear) -> torch.Tensor:
@@ -97,10 +95,13 @@ def linear(x: torch.Tensor, layer: NativeLinear) -> torch.Tensor:
     return out
 
 
+LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer
+
+
 class LayerStruct(ctypes.Structure):
     """A layer of the Llama family, as layers.c has it."""
 
-    _fields_ = tuple((name, LinearStruct) for name in ("qkv", "out", "gate_up", "down"))
+    _fields_ = tuple((name, LinearStruct) for name in LINEARS)
 
 
 class Stack(NamedTuple):
@@ -112,11 +113,11 @@ class Stack(NamedTuple):
 
 
 def stack(layers: Sequence[Sequence[tuple[NativeLinear, RMSNorm | None]]]) -> Stack:
-    """Layers of four linears each (qkv, out, gate_up, down), with the norm before each that is not part of it yet."""
+    """Layers of four linears each, with the norm before each that is not part of it yet."""
     kept: list[Any] = []
     table, widest = (LayerStruct * len(layers))(), 0
     for entry, linears in zip(table, layers, strict=True):
-        for (name, _), (layer, norm) in zip(LayerStruct._fields_, linears, strict=True):
+        for name, (layer, norm) in zip(LINEARS, linears, strict=True):
             struct = LinearStruct.from_buffer_copy(layer.struct)
             if norm is not None:
                 kept.append(absorb(norm, struct))

@@ -37,7 +37,7 @@ def draws(law: np.ndarray, u: np.ndarray) -> np.ndarray | None:
     return tokens
 
 
-class Verdict(NamedTuple):
+class ChainOutcome(NamedTuple):
     """The outcome of verifying a chain of draft tokens."""
 
     stop: list[float]  # [N] law of the last accepted node
@@ -50,7 +50,7 @@ CHAINS = ("token", "block")  # rules that `verify` knows
 
 def verify(
     rule: str, p: np.ndarray, q: np.ndarray, ids: np.ndarray, tokens: np.ndarray, u: tuple[float, float]
-) -> Verdict | None:
+) -> ChainOutcome | None:
     """Verify a chain of draft tokens [N], drawn from laws q [N, D] over the tokens `ids` [D], against p [N, V].
 
     u     one uniform for the rule's `stop`, one for its `next`
@@ -69,7 +69,7 @@ def verify(
         *u,
         *(stop.ctypes.data, outcome.ctypes.data, outcome[1:].ctypes.data, scratch.ctypes.data),
     )
-    return Verdict(stop.tolist(), *outcome.tolist())
+    return ChainOutcome(stop.tolist(), *outcome.tolist())
 
 
 class HeadStruct(ctypes.Structure):
@@ -84,7 +84,7 @@ class HeadStruct(ctypes.Structure):
     )
 
 
-class Guesser(NamedTuple):
+class NativeHead(NamedTuple):
     """A trained head that drafts chains in C, and what keeps its weights in memory."""
 
     struct: HeadStruct
@@ -95,14 +95,14 @@ class Guesser(NamedTuple):
     widest: int  # of the widest thing a token becomes
 
 
-def guesser(
+def lay_out_head(
     stack: Stack,
     heads: int,
     linears: tuple[NativeLinear, NativeLinear],
     norms: tuple[RMSNorm, RMSNorm, RMSNorm | None],
     embeddings: torch.Tensor,
     tokens: torch.Tensor,
-) -> Guesser:
+) -> NativeHead:
     """A head for `guess`: its layers, of which guesses use the last.
 
     linears     that join a state and an embedding, and the output rows of the draft tokens
@@ -124,11 +124,11 @@ def guesser(
     )
     width = join.struct.outputs
     kept = (stack, join, output, gain, *inputs, tokens)
-    return Guesser(head, kept, heads, struct.outputs, width, max(stack.width, 2 * width))
+    return NativeHead(head, kept, heads, struct.outputs, width, max(stack.width, 2 * width))
 
 
 def guess(
-    head: Guesser,
+    head: NativeHead,
     state: torch.Tensor,
     angles: tuple[torch.Tensor, torch.Tensor],
     entry: int,

@@ -24,7 +24,7 @@ from draftproof.models.base import sessions
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.llama import head as headnet
-from draftproof.models.llama.block import Shape
+from draftproof.models.llama.block import LayerShape
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.llama.int8 import quantise
@@ -382,7 +382,7 @@ def test_a_foreign_head_is_refused(tmp_path):
         drafter(str(tmp_path), tiny.model("llama", 1))
     with pytest.raises(DraftproofError, match="a larger model than 'tiny-llama'"):
         HeadModel(tiny.model(), network(taps=(1, 7)))
-    wide = HeadNetwork(HeadConfig(Shape(64, 8, 8, 8, 64), 1, (1, 2), 10000.0, 20))
+    wide = HeadNetwork(HeadConfig(LayerShape(64, 8, 8, 8, 64), 1, (1, 2), 10000.0, 20))
     with pytest.raises(DraftproofError, match="width 64 but 'tiny-llama' has 32"):
         HeadModel(tiny.model(), wide)
     with pytest.raises(DraftproofError, match="drafts for 'tiny-llama': open it with the target"):

@@ -19,7 +19,7 @@ from draftproof.draft import Tree
 from draftproof.models.hf import HFModel
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.backends import native_ops, torch_ops
-from draftproof.models.llama.block import Block, Shape
+from draftproof.models.llama.block import Block, LayerShape
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import FULL
 from draftproof.models.llama.placement import Slots, placed
@@ -146,7 +146,7 @@ def test_attention_in_c_is_attention(size):
     if build.compiled() is None:
         return
     torch.manual_seed(4)
-    shape = Shape(width=48, heads=6, shared=2, size=size, inner=32)
+    shape = LayerShape(width=48, heads=6, shared=2, size=size, inner=32)
     block = Block(shape).requires_grad_(False)
     caches = SlotCache(1, 2, 600), SlotCache(1, 2, 600)
     x = torch.randn(2, 5, 48)

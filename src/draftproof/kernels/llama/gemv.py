@@ -24,7 +24,8 @@ def gemv(
     EPILOGUE  what becomes of the result, as in gemm.py, except that it goes to a mailbox:
               "rotate"    (cos, sin, slots), (mailbox [M, (H + 2 * KV_HEADS) * D], keys, values, bias, capacity,
                           tokens of a row)
-              "residual"  mailbox [M, N] of what this program posted before, to which columns are added, (mailbox [M, N],)
+              "residual"  mailbox [M, N] of what this program posted before, to which columns are added,
+                          (mailbox [M, N],)
               "gate"      (), (mailbox [M, N],)
     """
     tiles: tl.constexpr = (N + BN - 1) // BN

@@ -65,7 +65,7 @@ class HeadModel:
             self.network = quantise_linears(self.network, {})
         elif isinstance(like, PackedLinear):
             self.network, self.output = pack(self.network), PackedLinear(output)
-        self.in_c = native_head.open_guesser(self.network, self.embed.weight, self.output, self.norm)
+        self.in_c = native_head.open_head(self.network, self.embed.weight, self.output, self.norm)
 
     def session(self, rows: int, capacity: int) -> HeadSession:
         raise DraftproofError("a head reads its target's session: open both with draftproof.models.base.sessions")

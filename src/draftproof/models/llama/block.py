@@ -19,7 +19,7 @@ from draftproof.models.llama.masks import FULL
 from draftproof.models.llama.rotary import Rotation
 
 
-class Shape(NamedTuple):
+class LayerShape(NamedTuple):
     """Sizes of a layer."""
 
     width: int
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 class Block(nn.Module):
     """The weights of one layer, x + attention(norm(x)), then + mlp(norm(.)), and its parts in torch."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.shape = shape
         width, size = shape.width, shape.size
@@ -71,7 +71,7 @@ class Block(nn.Module):
 class Blocks(nn.ModuleList):
     """Consecutive layers of one shape."""
 
-    stack: native_stack.Stack | None = None  # the same for C, once the weights stay as they are
+    stack: Any = None  # the same for C (native.Stack), once the weights stay as they are
 
     def __init__(self, blocks: Iterable[Block], kinds: Sequence[str] = ()) -> None:
         """`kinds`: of attention, one for each layer; full attention if none are given."""
@@ -82,9 +82,7 @@ class Blocks(nn.ModuleList):
     def lay_out(self) -> None:
         self.stack = native_stack.lay_out(self)
 
-    def forward(
-        self, x: torch.Tensor, call: LayerCall, first: int = 0, keep: bool = False
-    ) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, call: LayerCall, first: int = 0, keep: bool = False) -> tuple[torch.Tensor, Any]:
         """x [B, T, width] through the layers from `first` on, and with `keep` also what each layer was given."""
         return choose(self, x, call, first, keep).run(self, x, call, first, keep)
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 class KVLayer(Protocol):
     """Keys and values of one layer."""
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, placement: Any, /
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, placement: Any, /) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the call's entries [B, heads, T, size]; all that may be attended to."""
         ...
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from draftproof.errors import DraftproofError
 from draftproof.models.files.int8_file import restore, shrink
 from draftproof.models.llama.backends import native_ops
-from draftproof.models.llama.block import Block, Blocks, Shape
+from draftproof.models.llama.block import Block, Blocks, LayerShape
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.rotary import Rotary, frequencies
 
@@ -30,7 +30,7 @@ KIND = "draftproof-head"
 class HeadConfig(NamedTuple):
     """Sizes of a head."""
 
-    shape: Shape
+    shape: LayerShape
     layers: int
     taps: tuple[int, ...]  # which of transformers' `hidden_states` it reads; the last of those is after the final norm
     theta: float  # of rotary positions
@@ -105,7 +105,7 @@ def describe(folder: Path) -> HeadConfig:
         raise DraftproofError(_unreadable(folder, error)) from error
     if described.pop("kind", None) != KIND:
         raise DraftproofError(f"{folder} holds no head but another kind of model: load it as a model")
-    described["shape"] = Shape(**described["shape"])
+    described["shape"] = LayerShape(**described["shape"])
     described.update({name: tuple(described.get(name, ())) for name in ("taps", "origin")})
     return HeadConfig(**described)
 

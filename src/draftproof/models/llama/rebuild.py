@@ -14,7 +14,7 @@ from torch import nn
 
 from draftproof.models.hf import attention_windows
 from draftproof.models.llama.backends.linear import PackedLinear, can_pack
-from draftproof.models.llama.block import Block, Blocks, Shape, lay_out
+from draftproof.models.llama.block import Block, Blocks, LayerShape, lay_out
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Mask
 from draftproof.models.llama.rotary import Rotary
@@ -138,7 +138,7 @@ def _norm(old: Any) -> nn.RMSNorm:
 def _fuse(layer: Any, config: Any) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     size = attention.head_dim
-    shape = Shape(
+    shape = LayerShape(
         width=config.hidden_size,
         heads=attention.q_proj.out_features // size,
         shared=attention.k_proj.out_features // size,

@@ -33,7 +33,8 @@ class NodeCall(NamedTuple):
         place = {node: i for i, node in enumerate(before)}
         parent = [place.get(tree.parent[node], 0) for node in nodes]
         columns = (nodes, [tree.depth[node] for node in nodes], ancestors, parent)
-        return NodeCall(nodes, *(torch.tensor(np.asarray(column), device=device) for column in columns), first)
+        number, depth, bitmask, elder = (torch.tensor(np.asarray(column), device=device) for column in columns)
+        return NodeCall(nodes, number, depth, bitmask, elder, first)
 
     def mask(self, window: int | None = None) -> Branching:
         """What the nodes see."""
@@ -45,7 +46,7 @@ class NodeCall(NamedTuple):
 
 
 class TreeCalls(NamedTuple):
-    """The calls of a step for one tree: the drafter's level by level after the nodes with children, the target's one."""
+    """The calls of a step for one tree: the drafter's, level by level after nodes with children, and the target's."""
 
     drafter: tuple[NodeCall, ...]  # the first is the root's
     target: NodeCall

@@ -9,17 +9,17 @@ from torch import nn
 
 from draftproof import native
 from draftproof.models.llama.backends.linear import laid_out
-from draftproof.native import LONGEST, Guesser, guess
+from draftproof.native import LONGEST, NativeHead, guess
 
-__all__ = ["LONGEST", "Guesser", "guess", "open_guesser"]
+__all__ = ["LONGEST", "NativeHead", "guess", "open_head"]
 
 
-def open_guesser(network: Any, embeddings: torch.Tensor, output: nn.Module, norm: nn.Module) -> Guesser | None:
+def open_head(network: Any, embeddings: torch.Tensor, output: nn.Module, norm: nn.Module) -> NativeHead | None:
     """A HeadNetwork with the target's embeddings [V, width] and output rows, if all of it is laid out for C."""
     join, rows = laid_out(network.join), laid_out(output)
     if network.blocks.stack is None or join is None or rows is None or embeddings.dtype != torch.float32:
         return None
-    return native.guesser(
+    return native.lay_out_head(
         network.blocks.stack,
         network.config.shape.heads,
         (join, rows),

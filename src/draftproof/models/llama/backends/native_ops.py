@@ -36,7 +36,8 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
         if attention is not None:
             attended = native.attend(qkv, attention, (layer.keys, layer.values), mask)
         else:
-            attended = torch_ops.attend(*block.split(qkv, rotation), mask, layer, call.placement)
+            q, k, v = block.split(qkv, rotation)
+            attended = torch_ops.attend(q, k, v, mask, layer, call.placement)
         x = x + block.out(attended)
         x = x + block.down(native.gate(block.gate_up(norm(block.norm_mlp, x))))
     return x, given

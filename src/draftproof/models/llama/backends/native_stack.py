@@ -18,24 +18,23 @@ def lay_out(blocks: Any) -> Stack | None:
     """Blocks whose linear layers are all laid out for C, with the norms before them; else None."""
     layers = []
     for block in blocks:
-        linears = [laid_out(linear) for linear in block.linears]
+        linears = [layer for linear in block.linears if (layer := laid_out(linear)) is not None]
         norms = (block.norm_in, None, block.norm_mlp, None)
-        if any(linear is None for linear in linears):
+        if len(linears) < len(norms):
             return None
         # a norm that is no RMSNorm any more is part of the linear layer
-        layers.append([(linear, norm if isinstance(norm, nn.RMSNorm) else None) for linear, norm in zip(linears, norms, strict=True)])
+        apart = [norm if isinstance(norm, nn.RMSNorm) else None for norm in norms]
+        layers.append(list(zip(linears, apart, strict=True)))
     return native.stack(layers)
 
 
 def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
-    return (
-        blocks.stack is not None and native.fits(x, native.MANY) and native_ops.takes(call, x, blocks.shape)
-    )
+    return blocks.stack is not None and native.fits(x, native.MANY) and native_ops.takes(call, x, blocks.shape)
 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
     call, layers = call.written_out(x.dtype), call.cache[first:]
     native_ops.allocate(layers, blocks.shape, x)
     entries = [(layer.keys, layer.values) for layer in layers]
-    masks = [call.masks[kind] for kind in blocks.kinds[first:]]
+    masks: list[Any] = [call.masks[kind] for kind in blocks.kinds[first:]]
     return native.run_stack(blocks.stack, x, native_ops.describe(call, x, blocks.shape, first), entries, masks, keep)

@@ -51,7 +51,7 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
     from draftproof.kernels.llama import ops  # imports Triton
 
     rotation, given = angles(call, x.dtype), []
-    for number, (block, mask, layer) in enumerate(blocks.layers(call, first), first):
+    for number, (block, mask, _) in enumerate(blocks.layers(call, first), first):
         given.append(x)
         qkv = block.qkv(ops.rms_norm(x, block.norm_in))
         x, inner = ops.add_rms_norm(x, block.out(attend(qkv, rotation, mask, call, number)), block.norm_mlp)
