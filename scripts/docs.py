@@ -1,10 +1,10 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
 Derived are docs/algorithms.md (from the registries), docs/performance.md, tables of docs/audit.md and docs/drafters.md
-and the speeds in the README (from the rows of the benchmarks), docs/files.md and the folders in the README (from the
-modules' docstrings), the map in docs/index.md (from the pages' first lines), and the figures. `--capture` runs the
-README's command again and records what it printed; no check does that, because it needs the model and its timings are
-never the same twice.
+and the speeds in the README (from the rows of the benchmarks), the options in docs/command-line.md (from the command
+line), docs/files.md and the folders in the README (from the modules' docstrings), the list of pages in docs/index.md
+(from their first lines), and the figures. `--capture` runs the README's command again and records what it printed; no
+check does that, because it needs the model and its timings are never the same twice.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import drafters
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
 from draftproof.verify import VERIFIERS
-from scripts import audit, figure, figure_limits, performance
+from scripts import audit, command_line, figure, figure_limits, performance, picture_speed, picture_text
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
 FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
-FIGURES = (figure, figure_limits)
+FIGURES = (figure, figure_limits)  # of numbers that the library computes
+PICTURES = (picture_text, picture_speed)  # of recorded rows
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
 READING_ORDER = tuple(
     f"{name}.md" for name in ("how-it-works", "exactness", "python", "sampling", "limits", "architecture", "algorithms")
@@ -76,9 +79,8 @@ def main() -> None:
 def stale(root: Path) -> list[Path]:
     """The files that are not what they would be if written now."""
     old = [path for path, text in pages(root) if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for drawn in FIGURES:
-        picture = root / drawn.PATH
-        if not picture.exists() or figure.numbers_in(picture.read_text(encoding="utf-8")) != drawn.numbers():
+    for picture, numbers, _ in pictures(root):
+        if not picture.exists() or figure.numbers_in(picture.read_text(encoding="utf-8")) != numbers:
             old.append(picture)
     return old
 
@@ -87,9 +89,9 @@ def write(root: Path) -> None:
     """Bring every derived file up to date."""
     for path, text in pages(root):
         path.write_text(text, encoding="utf-8")
-    for drawn in FIGURES:
-        (root / drawn.PATH).parent.mkdir(exist_ok=True)
-        (root / drawn.PATH).write_text(drawn.draw(), encoding="utf-8")
+    for picture, _, draw in pictures(root):
+        picture.parent.mkdir(exist_ok=True)
+        picture.write_text(draw(), encoding="utf-8")
 
 
 def pages(root: Path) -> Iterator[tuple[Path, str]]:
@@ -97,12 +99,22 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     docs = root / "docs"
     yield docs / "algorithms.md", algorithms()
     yield docs / "performance.md", performance.page(root)
+    commands = {"commands": command_line.sections()}
+    yield docs / "command-line.md", filled(docs / "command-line.md", commands)
     yield docs / "drafters.md", filled(docs / "drafters.md", {"measured": drafters.table(root)})
     yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
     yield docs / "files.md", FILES + tree(root)
     yield docs / "index.md", filled(docs / "index.md", {"pages": contents(docs)})
     parts = {"speed": performance.headline(root), "tree": tree(root, FOLDERS[:1], deep=False)}
     yield root / "README.md", filled(root / "README.md", parts)
+
+
+def pictures(root: Path) -> Iterator[tuple[Path, Any, Callable[[], str]]]:
+    """Each figure, the numbers it shows, and how it is drawn."""
+    for figured in FIGURES:
+        yield root / figured.PATH, figured.numbers(), figured.draw
+    for pictured in PICTURES:
+        yield root / pictured.PATH, pictured.numbers(root), partial(pictured.draw, root)
 
 
 def filled(page: Path, parts: Mapping[str, str]) -> str:
