@@ -34,29 +34,31 @@ FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
 FIGURES = (figure, figure_limits)  # of numbers that the library computes
 PICTURES = (picture_text, picture_speed)  # of recorded rows
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
-READING_ORDER = tuple(
-    f"{name}.md" for name in ("how-it-works", "exactness", "python", "sampling", "limits", "architecture", "algorithms")
+PAGES = (
+    "how-it-works python command-line sampling drafters algorithms exactness audit limits acceptance performance "
+    "kernels architecture files"
 )
+READING_ORDER = tuple(f"{name}.md" for name in PAGES.split())  # as in mkdocs.yml
 SHAPES = {
     "chain": "One path",
-    "star": "Several guesses for one token",
+    "star": "Several candidates for one token",
     "paths": "Several separate paths",
     "any": "Any tree",
 }
 
 
 LEFT_OUT = (
-    ("greedy block verification", "2403.10444", "accepts more in one step and pays in the next ones, which must follow "
-     "a changed target: over a text fewer tokens a call than `block`"),
-    ("hierarchical verification (HSD)", "2601.05724", "with its ratios capped it is `block`; as its authors' code has "
-     "them, uncapped for the whole block, it is not exact"),
-    ("SpecHub", "2411.05289", "its pair of guesses is the one of `top_plus_one` with two guesses"),
+    ("greedy block verification", "2403.10444", "accepts more in one step, but the next steps must follow a changed "
+     "target: over a whole text it yields fewer tokens per call than `block`"),
+    ("hierarchical verification (HSD)", "2601.05724", "with capped ratios it is `block`; in its authors' code the "
+     "ratios are not capped over the whole block, and it is not exact"),
+    ("SpecHub", "2411.05289", "its pair of candidates is that of `top_plus_one` with two candidates"),
     ("Global Resolution", "2511.15898", "reaches the optimum that `optimal` has in closed form"),
-    ("trees grown by the draft's probabilities", "2406.16858, 2406.17276, 2410.11744", "exact with `match`, or with "
-     "`traversal` if every draw is kept; here a step has one tree for all its texts"),
-    ("guesses summed over tokenisations (SLRS)", "2502.05202", "needs all spellings of a token in the drafter's "
-     "vocabulary; `text:MODEL` and shared tokens do not"),
-    ("arithmetic sampling", "2210.15458", "samples that cover more are not independent"),
+    ("trees grown by the drafter's probabilities", "2406.16858, 2406.17276, 2410.11744", "exact with `match`, or with "
+     "`traversal` if every draw is kept; here all texts of a step share one tree"),
+    ("draft probabilities summed over tokenisations (SLRS)", "2502.05202", "needs all spellings of a token in the "
+     "drafter's vocabulary; `text:MODEL` and shared tokens do not"),
+    ("arithmetic sampling", "2210.15458", "its samples are more diverse, and therefore not independent"),
 )  # fmt: skip
 
 
@@ -136,11 +138,12 @@ def algorithms() -> str:
     """docs/algorithms.md: what the registries hold, and nothing else."""
     parts = [
         "# Algorithms\n",
-        "Everything draftproof can decide with. `make docs` writes this page from the registries in the code.\n",
+        "Every verification rule in draftproof, with its paper. `make docs` writes this page from the registries in "
+        "the code.\n",
         "## Verifiers\n",
         "Exact: the text follows the target's law, whatever the drafter. The name is the value of `--verify`. *Draws* "
-        "are the [ways of drawing](#draws) it is exact for; where it *never accepts less than* another, a test holds "
-        "it to that.\n",
+        "are the [ways of drawing](#draws) for which the rule is exact. That it *never accepts less than* another rule "
+        "is tested.\n",
     ]
     for shape, title in SHAPES.items():
         group = [v for v in VERIFIERS.values() if v.trees == shape]
@@ -152,18 +155,18 @@ def algorithms() -> str:
             parts += [f"### {title}\n", _table(("name", "paper", "draws", "never accepts less than", "rule"), rows)]
     parts += [
         "## Draws\n",
-        "How the children of a node are drawn from the draft's law; see [draws.py](../src/draftproof/draws.py).\n",
+        "How the children of a node are drawn from the drafter's law q; see [draws.py](../src/draftproof/draws.py).\n",
         _table(("name", "children are drawn"), ((f"`{d.name}`", d.summary) for d in DRAWS.values())),
         "## Couplings\n",
-        "Exact, and the text is a function of target and seed alone: drafter and target share their noise, so drafter, "
-        "draft length and tree decide how many target calls a text takes and never a letter of it.\n",
+        "Exact, and the text is a function of target and seed alone. Drafter and target share their noise, so drafter, "
+        "draft length and tree change how many target calls a text takes, but not the text.\n",
         _table(
             ("name", "paper", "rule"),
             ((_source("couple", c.name), _paper(c.paper), c.summary) for c in COUPLINGS.values()),
         ),
         "## Lossy rules\n",
-        "Not exact, and kept apart: no verifier uses one, none uses a verifier, and each accounts for the total "
-        "variation it costs at every token.\n",
+        "Not exact, and kept apart: no verifier uses a lossy rule, no lossy rule uses a verifier, and each reports the "
+        "total variation it costs at every token.\n",
         _table(
             ("name", "origin", "settings", "rule"),
             (
@@ -177,7 +180,7 @@ def algorithms() -> str:
             ),
         ),
         "## Left out\n",
-        "Known, and not here, with the reason.\n",
+        "Published methods that are not here, and why.\n",
         _table(("what", "paper", "why"), ((what, _paper(paper), why) for what, paper, why in LEFT_OUT)),
     ]
     return "\n".join(parts)
