@@ -53,12 +53,12 @@ def headline(root: Path) -> str:
     times = {name: f"{ratio:.2g} times" for name, ratio in demo["ratio_to"].items()}
     gpu = large["machine"]["gpu"].split()[-1]
     text = (
-        f"- **Fast, beside others in the same run.** With SmolLM2-135M in 8-bit integers on two CPU cores "
-        f"`draftproof bench demo` measured {demo['tokens_per_s']:.0f} tokens a second: {times['draftproof plain']} our "
-        f"own plain sampling and {times['transformers float32']} transformers' `generate` in float32. With a model of "
-        f"the shape of an 8B on one {gpu}, {speed[large['name']]} where transformers' assisted generation wrote "
-        f"{speed['transformers assisted']} and its static and compiled sampling {speed['transformers static']}. "
-        f"[Performance](docs/performance.md) has the tables and the commands."
+        f"- **Fast, measured beside others in the same run.** SmolLM2-135M in 8-bit integers on two CPU cores: "
+        f"{demo['tokens_per_s']:.0f} tokens a second with `draftproof bench demo`, which is "
+        f"{times['draftproof plain']} our own plain sampling and {times['transformers float32']} transformers' "
+        f"`generate` in float32. A model of the shape of an 8B on one {gpu}: {speed[large['name']]} tokens a second; "
+        f"transformers' assisted generation has {speed['transformers assisted']}, its compiled sampling with a static "
+        f"cache {speed['transformers static']}. [Performance](docs/performance.md) has the tables and the commands."
     )
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n  "  # the marker after it
 

@@ -268,3 +268,11 @@ def test_capture_records_what_the_command_prints(copy: Path) -> None:
 
 def test_figure_is_the_same_every_time() -> None:
     assert figure.draw() == figure.draw()
+
+
+def test_the_changelog_names_modules_that_exist() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    moved = re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", text, flags=re.MULTILINE)
+    assert moved
+    for _, now in moved:
+        assert (ROOT / "src" / now.replace(".", "/")).with_suffix(".py").is_file(), now
