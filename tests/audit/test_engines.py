@@ -22,8 +22,8 @@ from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
 from draftproof.sampling import Anneal, Sampling, law
-from tests.models.drafters.test_head import network
 from tests.support import tiny
+from tests.support.heads import network
 
 PROMPTS = [(65, 66, 65, 66), (70, 71)]
 COOL = Sampling(temperature=0.7, top_p=0.9)

@@ -23,28 +23,6 @@ def folder(tmp_path_factory):
     return str(tiny.save(tmp_path_factory.mktemp("tiny")))
 
 
-def run(*words: str, monkeypatch=None, capsys=None):
-    """The command through its real entry point, in this process."""
-    monkeypatch.setattr(sys, "argv", ["draftproof", *words])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    said = capsys.readouterr()
-    return end.value.code, said.out, own(said.err)
-
-
-def own(err: str) -> str:
-    """What the program itself says on standard error; other packages may have a word to say on their first import."""
-    start = ("error: ", "note: ", "compared ", "finished: ", "draft ", "accepted ", "time ", "tree ", "drafting ")
-    lines = err.splitlines(keepends=True)
-    assert not any(line.startswith("Traceback") for line in lines), err
-    return "".join(line for line in lines if line.startswith(start) or " tokens in " in line)
-
-
-@pytest.fixture
-def draftproof(monkeypatch, capsys):
-    return lambda *words: run(*words, monkeypatch=monkeypatch, capsys=capsys)
-
-
 def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, folder):
     code, out, err = draftproof("generate", "abcabc", "--target", folder, "--draft", folder, "-n", "12", "--seed", "1")
     assert code == 0

@@ -21,8 +21,8 @@ from draftproof.models.drafters.text_draft import Retold
 from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel
-from tests.models.drafters.test_head import network
 from tests.support import tiny
+from tests.support.heads import network
 
 ORDERS = [
     {"prompt": "abcabc", "max_new_tokens": 20, "seed": 1},

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections import Counter
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 import pytest
@@ -23,36 +22,7 @@ from draftproof.engine.trace import Trace
 from draftproof.models.table import TableModel, TableSession
 from draftproof.theory.enumerate import target_law
 from tests.support import gof, tiny
-
-PROMPT = (0,)
-SAMPLES = 12_000
-
-
-def table(seed: int, size: int = 5, floor: float = 0.1) -> TableModel:
-    """A float model of the whole context; no law has an entry below the floor, so a chi-square needs few samples."""
-
-    @cache
-    def rows(context):
-        law = np.random.default_rng([seed, *(token + 1 for token in context)]).dirichlet(np.full(size, 0.6))
-        return floor + (1 - size * floor) * law
-
-    return TableModel(rows, name=f"table{seed}")
-
-
-def samples(target, draft, verifier, tree, *, length=3, sampling=None, draft_sampling=None, count=SAMPLES):
-    """Outcomes of that many requests in one batch, each in a row of its own."""
-    sampling = sampling or dp.Sampling()
-    drafts = draft if isinstance(draft, list) else [draft]
-    batch = Batch(target, drafts, verifier, tree, choose_draw(verifier, tree, None), count, capacity=0)
-    requests = [
-        Request(target, PROMPT, sampling, draft_sampling or sampling, length, (), Member(seed=3, request=r), Trace())
-        for r in range(count)
-    ]
-    for request in requests:
-        batch.add([request])
-    while not batch.is_finished:
-        batch.step()
-    return Counter(tuple(request.tokens) for request in requests), requests
+from tests.support.batches import PROMPT, SAMPLES, samples, table
 
 
 def shape(verifier: dp.Verifier) -> dp.Tree:

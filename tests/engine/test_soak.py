@@ -14,8 +14,8 @@ from draftproof.engine.generate import choose_draw
 from draftproof.engine.graph.runner import FusedBatch
 from draftproof.engine.request import Request
 from draftproof.engine.trace import Trace
-from tests.engine.test_generate import table
 from tests.support import tiny
+from tests.support.batches import table
 
 REQUESTS = 10_000
 ROWS = 128

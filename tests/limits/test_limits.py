@@ -23,7 +23,6 @@ from draftproof.models.table import TableModel
 from draftproof.theory import bounds
 from draftproof.theory.enumerate import expected_accepted
 from draftproof.verify import VERIFIERS
-from tests.commands.test_cli import draftproof  # noqa: F401
 from tests.support import tables, tiny
 
 P = np.array([0.05, 0.2, 0.3, 0.45])
@@ -238,7 +237,7 @@ def test_tables_for_people(folder, tmp_path):
         (["--target", "smolm2"], "unknown model 'smolm2': did you mean 'smollm2'?"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(draftproof, words, message):  # noqa: F811
+def test_mistakes_are_one_line_and_exit_code_2(draftproof, words, message):
     code, out, err = draftproof("limits", *words)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")

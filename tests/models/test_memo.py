@@ -21,8 +21,8 @@ from draftproof.models.drafters.recall import Recall
 from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.theory.enumerate import target_law
-from tests.engine.test_generate import PROMPT, samples, table
 from tests.support import gof, tiny
+from tests.support.batches import PROMPT, samples, table
 
 
 def test_what_was_seen_is_drafted_when_the_same_tokens_come_again():

@@ -11,8 +11,8 @@ from draftproof.draft import Draft
 from draftproof.models.drafters.ngram import NGram, NGramSession
 from draftproof.theory.enumerate import target_law
 from draftproof.verify._pointmass import CERTAIN
-from tests.engine.test_generate import PROMPT, samples, table
 from tests.support import gof
+from tests.support.batches import PROMPT, samples, table
 
 
 @pytest.mark.parametrize("rule", ["onehot", "token", "block", "match"])

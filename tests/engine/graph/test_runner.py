@@ -12,7 +12,6 @@ import torch
 import draftproof as dp
 from draftproof import verify
 from draftproof.engine.eager.batch import Batch
-from draftproof.engine.eager.rows import Member
 from draftproof.engine.generate import choose_draw
 from draftproof.engine.graph import runner as fused
 from draftproof.engine.graph import step as resident
@@ -25,22 +24,9 @@ from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static import packing
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.session import StaticSession
-from tests.models.drafters import test_head
 from tests.support import tiny
-
-LENGTH = 40
-
-
-def requests(target, prompts, sampling, length=LENGTH):
-    return [
-        Request(target, tuple(prompt), sampling, sampling, length, (), Member(11, r), Trace())
-        for r, prompt in enumerate(prompts)
-    ]
-
-
-def finish(batch):
-    while not batch.is_finished:
-        batch.step()
+from tests.support.batches import LENGTH, Script, finish, requests
+from tests.support.heads import drafter, network
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -82,26 +68,6 @@ def test_plain_sampling_is_a_chain_of_length_zero():
         target, [65, 66], draft=None, sampling=dp.Sampling(temperature=0.9), max_new_tokens=LENGTH, seed=11
     )
     assert request.tokens == plain.tokens
-
-
-class Script:
-    """Lengths that are given, one after another; 2 from then on. Stands for a Pace here and for a Tree there."""
-
-    size = 4
-
-    def __init__(self, lengths):
-        self.lengths = iter(lengths)
-
-    @property
-    def length(self):
-        return next(self.lengths, 2)
-
-    def cut(self, depth):
-        return dp.Tree.chain(self.length)
-
-    def learn(self, length, accepted, seconds):
-        assert seconds["target"] > 0
-        assert accepted
 
 
 @pytest.mark.parametrize("kind", ["llama", "head", "head, one tap"])
@@ -285,12 +251,6 @@ def test_samples_of_one_prompt_share_its_computation(monkeypatch):
 PROMPTS = [[65, 66, 67], [70] * 9, [80], [65, 66, 67], list(range(90, 110))]
 
 
-def drafter(kind, target):
-    if kind.startswith("head"):
-        return HeadModel(target, test_head.network(taps=(1,) if kind == "head, one tap" else test_head.TAPS))
-    return None if kind == "none" else tiny.model(kind, 1)
-
-
 @pytest.mark.parametrize("kind", ["llama", "mistral", "head", "none"])
 def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
     """The tokens are those of requests that were each alone."""
@@ -353,7 +313,7 @@ def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
 def test_prompts_read_together_leave_what_they_leave_alone(monkeypatch):
     """Keys, values and hidden states, to float32 rounding; in rows that are no neighbours."""
     target = tiny.model()
-    head, texts = HeadModel(target, test_head.network()), {3: [65, 66, 67], 1: [70, 71, 72, 73, 74]}
+    head, texts = HeadModel(target, network()), {3: [65, 66, 67], 1: [70, 71, 72, 73, 74]}
 
     def read(texts, step):
         monkeypatch.setattr(packing, "STEP", step)

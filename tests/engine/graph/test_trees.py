@@ -17,8 +17,9 @@ from draftproof.engine.graph.runner import FusedBatch
 from draftproof.engine.tuning.shapes import Auto
 from draftproof.models.hf import HFModel
 from draftproof.models.static.tree_calls import Calls
-from tests.engine.graph.test_runner import Script, drafter, finish, requests
 from tests.support import tiny
+from tests.support.batches import Script, finish, requests
+from tests.support.heads import drafter
 
 PROMPTS = [[65, 66, 67], [70] * 9, [80]]
 TREE = dp.Tree.best(9, 3)

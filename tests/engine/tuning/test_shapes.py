@@ -25,8 +25,8 @@ from draftproof.models.drafters.ngram import NGram
 from draftproof.models.table import TableModel
 from draftproof.theory.enumerate import target_law
 from draftproof.theory.plan import tempered
-from tests.engine.test_generate import PROMPT, table
 from tests.support import gof, tables, tiny
+from tests.support.batches import PROMPT, table
 
 
 def drive(auto, tokens, *, accept, call, level, guess=1.0, seed=0):

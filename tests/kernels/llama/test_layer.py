@@ -7,26 +7,18 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import draftproof as dp
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.graph.runner import FusedBatch
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import cuda
 from draftproof.models.llama.block import Block, Rotation, Shape, frequencies
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
-from draftproof.models.llama.rebuild import rebuild
 from draftproof.models.static import packing
 from draftproof.models.static.tree_calls import Nodes
 from tests.support import tiny
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CHAIN = dp.Tree.chain(3)
+from tests.support.layers import CHAIN, DEVICE, model, texts
 
 
 class Case(NamedTuple):
@@ -228,37 +220,11 @@ def test_angles():
         torch.testing.assert_close(mine, other)
 
 
-def model(family: str, seed: int) -> HFModel:
-    """Like tiny.model, with heads large enough for the kernels."""
-    torch.manual_seed(seed)
-    shape = {**tiny.SHAPE, "head_dim": 16, "num_hidden_layers": 1}
-    if family == "mistral":
-        network = MistralForCausalLM(MistralConfig(**shape, sliding_window=tiny.WINDOW))
-    else:
-        network = LlamaForCausalLM(LlamaConfig(**shape))
-    for weight in network.requires_grad_(False).parameters():
-        weight.mul_(3)
-    return HFModel(rebuild(network.eval().to(DEVICE)), tiny.tokenizer(), family)
-
-
 def head(target: HFModel) -> HeadModel:
     torch.manual_seed(5)
     network = HeadNetwork(HeadConfig(Shape(32, 4, 2, 16, 48), 2, (0, 1), 10000.0, tiny.VOCABULARY // 2))
     network.tokens.copy_(torch.arange(0, tiny.VOCABULARY, 2))
     return HeadModel(target, network.eval().requires_grad_(False))
-
-
-def texts(target: HFModel, draft: HFModel | HeadModel, tree: dp.Tree = CHAIN) -> list[list[int]]:
-    """Two texts of one batch, of which one begins with its second token."""
-    sampling = dp.Sampling(temperature=0.7)
-    prompts = ((70,) * 9, (80,))
-    requests = [Request(target, prompts[r], sampling, sampling, 6, (), Member(11, r), Trace()) for r in range(2)]
-    batch = FusedBatch(target, draft, "block" if tree.is_chain else "traversal", tree, 2, 30)
-    for request in requests:
-        batch.add([request])
-    while not batch.is_finished:
-        batch.step()
-    return [request.tokens for request in requests]
 
 
 @pytest.mark.parametrize("tree", [CHAIN, dp.Tree.best(7, 3)], ids=["chain", "tree"])

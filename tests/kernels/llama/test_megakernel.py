@@ -14,7 +14,7 @@ from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import cuda
 from draftproof.models.llama.block import Block, Blocks, Rotation, Shape, frequencies
 from draftproof.models.static.tree_calls import Nodes
-from tests.kernels.llama.test_layer import CHAIN, DEVICE, model, texts
+from tests.support.layers import CHAIN, DEVICE, model, texts
 
 
 class Case(NamedTuple):

@@ -12,8 +12,8 @@ from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
 from draftproof.models.table import TableModel
 from draftproof.theory.enumerate import target_law
-from tests.engine.test_generate import PROMPT, samples, table
 from tests.support import gof, tiny
+from tests.support.batches import PROMPT, samples, table
 
 
 class Counting(TableModel):

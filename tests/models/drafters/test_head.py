@@ -31,20 +31,7 @@ from draftproof.models.llama.rebuild import pack, rebuild
 from draftproof.models.memo import Memo
 from draftproof.native import build
 from tests.support import gof, tiny
-
-TAPS = (0, 1, 2)
-
-
-def network(layers=1, taps=TAPS, seed=5, origin=()):
-    """Random weights; half of the tokens can be guessed."""
-    torch.manual_seed(seed)
-    shape = Shape(width=32, heads=4, shared=2, size=8, inner=48)
-    made = HeadNetwork(HeadConfig(shape, layers, taps, 10000.0, tiny.VOCABULARY // 2, origin))
-    with torch.no_grad():
-        for weight in made.parameters():
-            weight.mul_(1 + torch.rand_like(weight)) if weight.ndim == 1 else weight.mul_(2)
-    made.tokens.copy_(torch.arange(0, tiny.VOCABULARY, 2))
-    return made.eval().requires_grad_(False)
+from tests.support.heads import network
 
 
 def head(**settings):
