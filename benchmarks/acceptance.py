@@ -20,10 +20,10 @@ import numpy as np
 
 from draftproof.couple.gumbel import match_probability
 from draftproof.draft import Draft, Tree
-from draftproof.rule import Verifier
 from draftproof.draws import DRAWS
 from draftproof.law import overlap
 from draftproof.noise import Lane, uniforms
+from draftproof.rule import Verifier
 from draftproof.theory import bounds
 from draftproof.theory.acceptance import ACCEPTANCE, WITHOUT_HITS, sampled
 from draftproof.verify import VERIFIERS
