@@ -11,7 +11,7 @@ from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
-from draftproof.engine.tuning.shapes import Auto
+from draftproof.engine.tuning import Auto
 from draftproof.errors import DraftproofError, whole
 from draftproof.sampling import Sampling
 

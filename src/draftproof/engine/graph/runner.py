@@ -17,7 +17,7 @@ from draftproof.engine.graph.step import NO_LAW, PHASES, RULES, DeviceResult, De
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import Step, shape_name
-from draftproof.engine.tuning.tuner import Fixed, StepReport, Tuner
+from draftproof.engine.tuning import Fixed, StepReport, Tuner
 from draftproof.errors import DraftproofError
 from draftproof.kernels import Controls
 from draftproof.kernels.types import Fault, unsupported

@@ -339,6 +339,6 @@ def _stamp(clock: torch.Tensor, place: int) -> None:
     if not clock.is_cuda:
         clock[place] = time.perf_counter_ns()
     elif kernels.available():
-        from draftproof.kernels.lib.timer import now
+        from draftproof.kernels.lib.timer import stamp
 
-        now[(1,)](clock[place:], num_warps=1)
+        stamp(clock, place)  # type: ignore[no-untyped-call]
