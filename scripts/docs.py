@@ -106,6 +106,10 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / "drafters.md", filled(docs / "drafters.md", {"measured": drafters.table(root)})
     yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
     yield docs / "files.md", FILES + tree(root)
+    yield (
+        docs / "architecture.md",
+        filled(docs / "architecture.md", {"step": source_of(root, "engine/eager/step.py", "step")}),
+    )
     yield docs / "index.md", filled(docs / "index.md", {"pages": contents(docs)})
     parts = {"speed": performance.headline(root), "tree": tree(root, FOLDERS[:1], deep=False)}
     yield root / "README.md", filled(root / "README.md", parts)
@@ -117,6 +121,14 @@ def pictures(root: Path) -> Iterator[tuple[Path, Any, Callable[[], str]]]:
         yield root / figured.PATH, figured.numbers(), figured.draw
     for pictured in PICTURES:
         yield root / pictured.PATH, pictured.numbers(root), partial(pictured.draw, root)
+
+
+def source_of(root: Path, file: str, name: str) -> str:
+    """A function's own code, as a block of a page."""
+    text = (root / "src/draftproof" / file).read_text(encoding="utf-8")
+    (function,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    lines = text.splitlines()[function.lineno - 1 : function.end_lineno]
+    return "\n".join(["```python no-run", *lines, "```", ""])
 
 
 def filled(page: Path, parts: Mapping[str, str]) -> str:
