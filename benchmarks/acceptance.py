@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftproof.couple.gumbel import match_probability
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
+from draftproof.rule import Verifier
 from draftproof.draws import DRAWS
 from draftproof.law import overlap
 from draftproof.noise import Lane, uniforms

@@ -1,4 +1,4 @@
-"""The nouns: a Tree of guesses, a Draft of them with both models' laws, a Verifier that is a law."""
+"""The nouns: a Tree of draft tokens, and a Draft of them with the laws of both models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from array_api_compat import array_namespace
 
@@ -245,36 +245,3 @@ class Selection(NamedTuple):
 
     nodes: Array  # [B, L] the chosen path's nodes in the tree, node 0 first
     chain: Draft  # that path as a chain of L nodes; its q rows are the law of the chosen tokens
-
-
-class Verifier(NamedTuple):
-    """A verification algorithm as a law: where the accepted path ends, and what is emitted after it.
-
-    Most rules sum their inner randomness in closed form. Where that is impossible, `select` takes uniforms and reduces
-    the tree to one path, and `stop` and `next` are then those of a chain rule on the selected path.
-    """
-
-    name: str
-    summary: str
-    paper: str
-    draws: frozenset[str]  # ways of drawing siblings it is exact for (draftproof.draws)
-    trees: str  # "chain", "star", "paths" or "any"
-    stop: Callable[[Draft], Array]  # [B, N] law of the last accepted node; node 0 = nothing accepted
-    next: Callable[[Draft, Array], Array]  # [B, V] law of the token emitted after node [B]
-    dominates: frozenset[str] = frozenset()  # verifiers whose expected accepted length it never falls below
-    select: Callable[[Draft, Array], Selection] | None = None  # (draft, u [B, uniforms(tree)]) -> Selection
-    uniforms: Callable[[Tree], int] = lambda tree: 0  # how many numbers `select` needs
-    cells: Callable[[Draft], list[tuple[Array, Any]]] | None = None  # (u, weight) that integrate `select` for one draft
-    mixes: bool = False  # exact also where siblings come from several drafters (Draft.own)
-
-    def accepts(self, tree: Tree) -> bool:
-        """Whether the algorithm is defined on this shape of draft."""
-        match self.trees:
-            case "chain":
-                return tree.is_chain
-            case "star":
-                return tree.is_star or tree.size == 1
-            case "paths":
-                return tree == Tree.paths(len(tree.children(0)), tree.depth[-1])
-            case _:
-                return True

@@ -22,3 +22,8 @@ def whole(name: str, number: Any, least: int = 1) -> int:
     if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
         raise DraftproofError(f"{name} must be a whole number of at least {least}, not {number!r}")
     return int(number)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, or its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from draftproof import hull
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS, Draw
 from draftproof.errors import DraftproofError
 from draftproof.law import at, divide, residual
+from draftproof.rule import Verifier
 from draftproof.theory.acceptance import ACCEPTANCE, sampled
 from draftproof.theory.enumerate import expected_accepted, output_law, target_law
 from draftproof.verify import VERIFIERS, kseq, recursive, recursive_distinct

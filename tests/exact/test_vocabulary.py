@@ -12,13 +12,14 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import Draw
 from draftproof.engine.eager.reduced_vocabulary import Rest, merge
 from draftproof.law import normalise
 from draftproof.models.drafters.shared_tokens import Shared
 from draftproof.models.drafters.text_draft import Retold
 from draftproof.models.table import TableModel
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import Context, output_law, target_law
 from draftproof.verify import VERIFIERS
 from tests.support.tables import Model, as_float, cases, table

@@ -12,14 +12,15 @@ import torch
 from scipy.optimize import minimize
 
 import draftproof.verify
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.errors import DraftproofError
 from draftproof.law import overlap, total_variation
-from draftproof.lossy import LOSSY, Lossy, get
+from draftproof.lossy import LOSSY, get
 from draftproof.lossy.clipped import clip, clipped
 from draftproof.lossy.lenience import lenience
 from draftproof.lossy.mentored import divergence, mentored
+from draftproof.rule import Lossy, Verifier
 from draftproof.theory.enumerate import Context, Model, drafts, output_law, step_law, target_law
 from tests.support.tables import as_float, table
 

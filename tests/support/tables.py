@@ -12,8 +12,9 @@ from functools import cache
 
 import numpy as np
 
-from draftproof.draft import Tree, Verifier
+from draftproof.draft import Tree
 from draftproof.draws import DRAWS, Draw
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import Context, Model
 
 

@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from draftproof.audit.transcripts import Transcript
@@ -44,34 +43,29 @@ def engine(
     rows: int = 64,
 ) -> Iterator[Transcript]:
     """Our own engine, up to `rows` texts in each target call, every text with a row and a draft of its own."""
-    from draftproof.engine.eager.rows import Member
-    from draftproof.engine.generate import choose_rule, open_batch
-    from draftproof.engine.request import Request
-    from draftproof.engine.trace import Trace
+    from draftproof.engine.request import Request, SampleKey
+    from draftproof.engine.setup import Setup
 
-    sampling = suited(sampling, target)
-    wordless: Any = SimpleNamespace(context=target.context, tokenizer=None)  # nobody reads the words
-    rule, tree = choose_rule(verify, None), tree or Tree.chain(0 if draft is None else 5)
-    drafts = [] if draft is None else [draft]
+    setup = Setup.of(target, draft, verify=verify, tree=tree or Tree.chain(5))
+    samplings = setup.suited(sampling)
     rows = min(rows, len(prompts) * samples)
-    capacity = max(map(len, prompts)) + max_new_tokens + tree.size
-    batch = open_batch(target, drafts, rule, tree, (sampling, sampling), rows, capacity)
+    scheduler = setup.scheduler(rows, max(map(len, prompts)) + max_new_tokens)
     wanted = deque(
-        Request(wordless, prompt, sampling, sampling, max_new_tokens, (), Member(seed, i), Trace())
+        setup.request(prompt, samplings, max_new_tokens, SampleKey(seed, i), detokenize=False)  # nobody reads the words
         for i, prompt in enumerate(prompt for prompt in prompts for _ in range(samples))
     )
     begun: deque[Request] = deque()
     while wanted or begun:
-        if wanted and 2 * batch.room >= rows:  # prompts are read together: one by one each would make all others wait
-            for request in [wanted.popleft() for _ in range(min(batch.room, len(wanted)))]:
-                batch.add([request])
+        if wanted and 2 * scheduler.room >= rows:  # read together: one by one each prompt would make all others wait
+            for request in [wanted.popleft() for _ in range(min(scheduler.room, len(wanted)))]:
+                scheduler.add([request])
                 begun.append(request)
-        batch.step()
+        scheduler.step()
         while begun and begun[0].finish:  # in the order in which they were asked for, not that in which they ended
             request = begun.popleft()
             steps = request.trace.steps
             flags = tuple(i < step.accepted for step in steps for i in range(len(step.tokens)))
-            yield Transcript(request.prompt, tuple(request.tokens), sampling, flags)
+            yield Transcript(request.prompt, tuple(request.tokens), samplings[0], flags)
 
 
 def transformers(

@@ -17,9 +17,9 @@ from draftproof.audit.alternatives import LAWS, Rows, condensed, derived
 from draftproof.audit.transcripts import Transcript
 from draftproof.controls import entropy
 from draftproof.draft import Tree
-from draftproof.engine.eager.rows import unless_silent
+from draftproof.engine.eager import unless_silent
 from draftproof.law import Array, at, normalise
-from draftproof.models.base import Model
+from draftproof.models.base import Model, draft_session, taps
 from draftproof.models.drafters.fallback import Mixed
 from draftproof.sampling import Context, Sampling, law
 
@@ -54,15 +54,14 @@ def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> It
 def read(batch: Sequence[Transcript], target: Model, draft: Model | None) -> Iterator[Read]:
     """Each transcript of the batch with the target's logits and the draft's law at its output tokens."""
     host: Any = target
-    taps = tuple(getattr(draft, "taps", ()))
+    hidden = taps(draft)
     room = len(batch), max(len(one.prompt) for one in batch) + max(len(one.output) for one in batch) + 1
-    session = host.session(*room, *([taps] if taps else []))
+    session = host.session(*room, *([hidden] if hidden else []))
     logits, guesses, speaks = _whole(session, batch), None, ""
     if draft is not None:
-        guest: Any = draft
-        guesser = guest.beside(session) if taps else guest.session(*room)
+        guesser = draft_session(draft, session, *room)
         speaks = guesser.speaks
-        at_once = speaks == "logits" and not taps and not isinstance(draft, Mixed)
+        at_once = speaks == "logits" and not hidden and not isinstance(draft, Mixed)
         guesses = _whole(guesser, batch) if at_once else _token_by_token(guesser, batch)
     for b, transcript in enumerate(batch):
         part = slice(len(transcript.output))

@@ -21,7 +21,8 @@ from draftproof.audit.transcripts import InputError, Transcript, checked
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, at
 from draftproof.models import check_vocabularies
-from draftproof.models.base import Model
+from draftproof.models.base import Model, facts
+from draftproof.models.drafters.fallback import Mixed
 from draftproof.models.drafters.recall import Recall
 from draftproof.sampling import Sampling, law
 
@@ -66,7 +67,8 @@ def audit(
         raise DraftproofError(f"tolerance must be at least 0 and below 0.5, in total variation, not {tolerance!r}")
     if draft is not None:
         check_vocabularies(target, draft)
-        if any(isinstance(part, Recall) for part in getattr(draft, "parts", (draft,))):
+        parts = draft.parts if isinstance(draft, Mixed) else [draft]
+        if any(isinstance(part, Recall) for part in parts):
             raise DraftproofError("what a cache guessed depends on all that it had seen: audit without a draft")
     coming = iter(transcripts)
     first = next(coming, None)
@@ -250,5 +252,4 @@ def _beside(tokens: Sequence[int], made: Rows) -> Array:
 
 
 def _room(target: Model) -> tuple[int, int]:
-    network = getattr(target, "network", None)
-    return ROOM["cuda" if network is not None and network.device.type == "cuda" else "cpu"]
+    return ROOM[facts(target).device]

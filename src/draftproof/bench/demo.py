@@ -21,9 +21,9 @@ TOKENS, ROUNDS, FIRST = 48, 3, 4  # of a quick look, whose median bears one hitc
 PLAIN = "draftproof plain"
 
 
-def ways(setup: ours.Setup, network: Any) -> list[Way]:
+def ways(setup: ours.Contender, network: Any) -> list[Way]:
     """Plain sampling, speculative sampling, and the peer, which is given the network as transformers has it."""
-    mine = [ours.each(PLAIN, ours.Setup(setup.target, compiled=setup.compiled, sampling=setup.sampling))]
+    mine = [ours.each(PLAIN, ours.Contender(setup.target, compiled=setup.compiled, sampling=setup.sampling))]
     if setup.draft is not None:
         mine.append(ours.each(f"draftproof {setup.lossy or setup.verify}", setup))
     precision = str(network.dtype).removeprefix("torch.")

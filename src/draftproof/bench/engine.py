@@ -68,7 +68,7 @@ def longest(prompts: Sequence[Ids]) -> int:
 
 def peers(pair: Pair, options: Options, batch: int) -> Iterator[Way]:
     """Every way of writing that there is for this pair, machine and batch."""
-    plain = ours.Setup(pair.target, compiled=options.compiled)
+    plain = ours.Contender(pair.target, compiled=options.compiled)
     yield ours.each("draftproof plain", plain)
     if pair.draft is not None:
         for verify in options.verify:
@@ -87,9 +87,9 @@ def peers(pair: Pair, options: Options, batch: int) -> Iterator[Way]:
         yield theirs.lookup(*names, length)
 
 
-def speculative(pair: Pair, options: Options) -> ours.Setup:
+def speculative(pair: Pair, options: Options) -> ours.Contender:
     """Who writes, with the first of the rules."""
-    return ours.Setup(pair.target, pair.draft, options.verify[0], options.tree, options.compiled)
+    return ours.Contender(pair.target, pair.draft, options.verify[0], options.tree, options.compiled)
 
 
 def setting(bench: str, pair: Pair, options: Options, batch: int, temperature: float, kind: str) -> Setting:

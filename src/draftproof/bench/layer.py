@@ -22,10 +22,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftproof as dp
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.graph.runner import FusedBatch
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
+from draftproof.engine.graph.runner import GraphKind, GraphStepper
+from draftproof.engine.request import Request, SampleKey
+from draftproof.engine.tuning.tuner import Fixed
 from draftproof.models.hf import HFModel
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import cuda
@@ -139,13 +138,13 @@ def model(sizes: Sizes, seed: int) -> HFModel:
 def steps(target: HFModel, draft: HFModel | None, rows: int, length: int, text: int) -> Callable[[], object]:
     """A step of a batch, captured, on texts of this length that stand still."""
     sampling = dp.Sampling(temperature=1.0)
-    batch = FusedBatch(target, draft, "block", dp.Tree.chain(length), rows, text + 64)
-    prompt = tuple(range(10, 10 + text))
-    prompt = tuple(token % target.vocabulary for token in prompt)
-    batch.add([Request(target, prompt, sampling, sampling, 32, (), Member(5, row), Trace()) for row in range(rows)])
-    batch.step()
-    batch.state.limit.copy_(batch.state.base)
-    return lambda: batch.resident.run(batch.tree)
+    tree = dp.Tree.chain(length)
+    stepper = GraphStepper(target, GraphKind(draft, "block", tree, rows), text + 64, Fixed(tree))
+    prompt = tuple(token % target.vocabulary for token in range(10, 10 + text))
+    stepper.join([Request(prompt, sampling, sampling, 32, SampleKey(5, row)) for row in range(rows)])
+    stepper.collect(stepper.launch())
+    stepper.state.limit.copy_(stepper.state.base)
+    return lambda: stepper.device_step.run(stepper.tree)
 
 
 def milliseconds(call: Callable[[], object], count: int) -> float:

@@ -138,6 +138,7 @@ def _source(
     from draftproof.audit import collect as collectors
     from draftproof.draft import Tree
     from draftproof.models import drafter, load
+    from draftproof.models.hf import HFModel
 
     guesser = drafter(draft, target)
     match source:
@@ -149,7 +150,7 @@ def _source(
         case "lookup":
             return collectors.transformers(target, prompts, sampling, lookup=5, **settings)
         case "assisted":
-            if getattr(guesser, "network", None) is None:
+            if not isinstance(guesser, HFModel):
                 raise DraftproofError(f"assisted generation needs a model as its draft, not {draft!r}: give --draft")
             assistant = load(draft, device=str(target.network.device), lean=False)
             return collectors.transformers(target, prompts, sampling, assistant=assistant, **settings)

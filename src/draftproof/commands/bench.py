@@ -150,7 +150,7 @@ def _options(
 
 def _names(text: str) -> tuple[str, ...]:
     """Names of rules; a wrong one should not wait for a model to load."""
-    from draftproof.engine.generate import choose_rule
+    from draftproof.engine.setup import choose_rule
 
     return tuple(choose_rule(name, None).name for name in text.split(","))
 

@@ -55,7 +55,8 @@ def generate(
     from draftproof.couple import COUPLINGS
     from draftproof.draft import Tree
     from draftproof.engine.arguments import encode
-    from draftproof.engine.generate import choose_rule, stream
+    from draftproof.engine.generate import stream
+    from draftproof.engine.setup import choose_rule
     from draftproof.models import drafter, load
     from draftproof.sampling import Sampling
 
@@ -96,10 +97,10 @@ def generate(
     if compare:
         from draftproof.bench.demo import compare as compare_ways
         from draftproof.bench.demo import ways
-        from draftproof.bench.ours import Setup
+        from draftproof.bench.ours import Contender
         from draftproof.bench.pair import as_transformers
 
-        setup = Setup(model, drafts[0] if drafts else None, verify, tree, False, sampling, lossy)
+        setup = Contender(model, drafts[0] if drafts else None, verify, tree, False, sampling, lossy)
         peer = as_transformers(model, target, dtype)
         speeds = compare_ways(ways(setup, peer), encode(model, words, not raw), temperature, output.seed)
     if as_json:

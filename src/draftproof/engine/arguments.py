@@ -36,22 +36,8 @@ class Settings(TypedDict, total=False):
     compile: bool
 
 
-def check_model(model: Any, what: str) -> None:
-    """Complain about what is no model, such as a bare network, or half of one."""
-    if not hasattr(model, "session"):
-        raise DraftproofError(
-            f"{what} must be a name or a model, not {type(model).__name__}: "
-            "a network of transformers becomes one as draftproof.models.hf.HFModel(network, tokenizer)"
-        )
-    missing = [name for name in Model.__annotations__ if not hasattr(model, name)]
-    if missing:
-        raise DraftproofError(
-            f"{what} {type(model).__name__} has no {', '.join(missing)}: write it as draftproof.models.base says"
-        )
-
-
 def check_names(settings: Mapping[str, Any]) -> None:
-    """Complain about a setting that there is not, or not here."""
+    """Refuse unknown settings."""
     for name in settings.keys() - Settings.__annotations__.keys():
         if name in Sampling.__annotations__:
             raise DraftproofError(f"{name} says how tokens are drawn: give sampling=Sampling({name}=...)")

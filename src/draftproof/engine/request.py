@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from draftproof.engine.detokenize import Decoder, Piece, Stopper
-from draftproof.engine.eager.rows import Member
 from draftproof.engine.trace import Step, Trace
-from draftproof.engine.tuning.shapes import Auto
-from draftproof.models.base import Model
+from draftproof.engine.tuning.tuner import Tuner
 from draftproof.sampling import Sampling
+
+
+class SampleKey(NamedTuple):
+    """Names the random numbers of one sample: its seed, and its number among the samples of that seed."""
+
+    seed: int
+    request: int
 
 
 class Output(NamedTuple):
@@ -30,46 +36,39 @@ class Output(NamedTuple):
         return self.trace.notice
 
 
+@dataclass(eq=False)
 class Request:
     """A prompt, how to go on from it, and how far that has come."""
 
-    def __init__(
-        self,
-        target: Model,
-        prompt: tuple[int, ...],
-        sampling: Sampling,
-        draft_sampling: Sampling,
-        max_new_tokens: int,
-        stop: tuple[str, ...],
-        member: Member,
-        trace: Trace,
-        pace: Auto | None = None,
-    ) -> None:
-        """`pace` decides how far this text is drafted, from its own past alone."""
-        self.prompt = prompt
-        self.sampling = sampling
-        self.draft_sampling = draft_sampling
-        self.max_new_tokens = max_new_tokens
-        self.context = target.context
-        self.member = member
-        self.trace = trace
-        self.pace = pace
-        self._tempered = (1.0, draft_sampling)
-        self.tokens: list[int] = []
-        self.finish = ""
-        self.error: Exception | None = None  # why it failed
-        self.until: Callable[[Sequence[int]], bool] | None = None  # a further end, asked after every token
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    draft_sampling: Sampling
+    max_new_tokens: int
+    key: SampleKey
+    trace: Trace = field(default_factory=Trace)
+    context: int | None = None  # longest text of the target
+    tokenizer: Any = None  # None: the text is token ids
+    stop: tuple[str, ...] = ()
+    stopping: Callable[[Sequence[int]], bool] | None = None  # a further end, asked after every token
+    tuner: Tuner | None = None  # decides how far this text is drafted, from its own past alone
+
+    tokens: list[int] = field(init=False, default_factory=list)
+    finish: str = field(init=False, default="")
+    error: Exception | None = field(init=False, default=None)  # why it failed
+
+    def __post_init__(self) -> None:
+        self._tempered = (1.0, self.draft_sampling)
         self._shown: list[str] = []
-        self._decoder = Decoder(target.tokenizer)
-        self._stopper = Stopper(stop)
+        self._decoder = Decoder(self.tokenizer)
+        self._stopper = Stopper(self.stop)
 
     @property
     def output(self) -> Output:
-        return Output("".join(self._shown), self.tokens, self.finish, self.member.seed, self.trace)
+        return Output("".join(self._shown), self.tokens, self.finish, self.key.seed, self.trace)
 
     @property
     def depth(self) -> int:
-        """How many guesses could be of use: one less than the tokens wanted, or than the context has room for."""
+        """How many draft tokens could be of use: one less than the tokens wanted, or than the context has room for."""
         left = self.max_new_tokens
         if self.context is not None:
             left = min(left, self.context - len(self.prompt))
@@ -77,34 +76,34 @@ class Request:
 
     @property
     def reach(self) -> int:
-        """How far to guess in the next step."""
-        return self.depth if self.pace is None else min(self.depth, self.pace.length)
+        """How far to draft in the next step."""
+        return self.depth if self.tuner is None else min(self.depth, self.tuner.tree.depth[-1])
 
-    def guessing(self, factor: float) -> Sampling:
-        """How guesses are drawn, their temperature multiplied by `factor`."""
+    def tempered(self, factor: float) -> Sampling:
+        """How draft tokens are drawn, their temperature multiplied by `factor`."""
         if factor != self._tempered[0]:
-            hotter = self.draft_sampling.temperature
-            hotter = hotter if callable(hotter) else hotter * factor
-            self._tempered = factor, dataclasses.replace(self.draft_sampling, temperature=hotter)
+            temperature = self.draft_sampling.temperature
+            temperature = temperature if callable(temperature) else temperature * factor
+            self._tempered = factor, dataclasses.replace(self.draft_sampling, temperature=temperature)
         return self._tempered[1]
 
     def fail(self, error: Exception) -> None:
         """It cannot go on; what it has said so far stays in it."""
         self.finish, self.error = "failed", error
 
-    def absorb(self, made: Step) -> list[Piece]:
+    def absorb(self, step: Step) -> list[Piece]:
         """Take a step's tokens one by one until something ends the text; the words that are now certain."""
         kept = 0
         pieces: list[Piece] = []
-        for i, token in enumerate(made.tokens):
+        for i, token in enumerate(step.tokens):
             kept += 1
             self.tokens.append(token)
-            kind = "accepted" if i < made.accepted else "corrected" if made.depth > made.accepted else "plain"
+            kind = "accepted" if i < step.accepted else "corrected" if step.depth > step.accepted else "plain"
             pieces += self._take(token, kind)
             if self.finish:
                 break
         self.trace.steps.append(
-            made._replace(tokens=made.tokens[:kept], accepted=min(made.accepted, kept), cost=made.cost[:kept])
+            step._replace(tokens=step.tokens[:kept], accepted=min(step.accepted, kept), cost=step.cost[:kept])
         )
         if self.finish and self.finish != "stop":
             pieces += self._last_words()
@@ -117,7 +116,7 @@ class Request:
             return
         pieces, stopped = self._stopper.feed(Piece(self._decoder.feed(token), kind))
         yield from pieces
-        if stopped or (self.until is not None and self.until(self.tokens)):
+        if stopped or (self.stopping is not None and self.stopping(self.tokens)):
             self.finish = "stop"
         elif len(self.tokens) == self.max_new_tokens:
             self.finish = "length"

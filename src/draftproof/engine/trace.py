@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+from draftproof.draft import Tree
 
 
 class Step(NamedTuple):
@@ -16,7 +19,7 @@ class Step(NamedTuple):
     accepted: int  # how many of `tokens` were guesses
     reached: tuple[float, ...]  # given the guesses, probability that at least 1, 2, ... of them are accepted
     cost: tuple[float, ...]  # empty for exact rules; else each token's total variation from the target's law
-    seconds: dict[str, float]  # draft, target, verify, and overhead: the host's work around them
+    seconds: dict[str, float]  # prompt, draft, target, verify, and overhead: the host's work around them
 
     @property
     def expected(self) -> float:
@@ -141,6 +144,17 @@ class Trace:
             "draft_failures": dict(self.failures),
             "steps": [{**step._asdict(), "expected": step.expected} for step in self.steps],
         }
+
+
+@lru_cache(maxsize=64)
+def shape_name(tree: Tree) -> str:
+    """A shape as `Tree.parse` or Python reads it."""
+    width, depth = len(tree.children(0)), tree.depth[-1]
+    if tree.is_chain:
+        return f"chain:{depth}"
+    if tree == Tree.paths(width, depth):
+        return f"paths:{width}x{depth}"
+    return f"best:{tree.size - 1}x{depth}" if tree == Tree.best(tree.size - 1, depth) else repr(tree)
 
 
 def _pairs(pairs: Any, pattern: str) -> str:

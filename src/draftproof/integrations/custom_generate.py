@@ -17,15 +17,14 @@ import torch
 from transformers import GenerationConfig
 
 from draftproof.draft import Tree
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.generate import choose_draw, choose_rule, choose_shape, new_trace, open_batch, own_pace
-from draftproof.engine.request import Request
-from draftproof.engine.tuning.shapes import Auto
+from draftproof.engine.request import Request, SampleKey
+from draftproof.engine.scheduler import Scheduler
+from draftproof.engine.setup import Setup, choose_draw, choose_rule, choose_tuner
+from draftproof.engine.tuning.tuner import Fixed
 from draftproof.errors import DraftproofError
 from draftproof.integrations.network_cache import Opened
 from draftproof.integrations.processors import View, of_row, samplings_of
 from draftproof.models.base import Model
-from draftproof.models.hf import HFModel
 from draftproof.sampling import Sampling
 
 # Processors that keep a state of their own between calls: asked about a guess, they would take it for the text.
@@ -83,9 +82,8 @@ def custom_generate(
     rule = choose_rule(verify, None)  # what is refused is refused now, not in the middle of generate()
     if draft_temperature is not None:
         Sampling(temperature=draft_temperature)  # refuses what is none
-    # the seed is torch's, so a text must be repeatable
-    shape, paced = choose_shape(rule, [] if draft is None else [draft], tree, seeded=True, tempers=False)
-    choose_draw(rule, shape.example if isinstance(shape, Auto) else shape, None)  # refuses a tree that does not suit
+    tuner, per_request = choose_tuner(rule, [] if draft is None else [draft], tree, repeatable=True, tempers=False)
+    draw = choose_draw(rule, tuner.example, None)  # refuses a tree that does not suit
 
     opened = Opened(draft, lean)
 
@@ -103,21 +101,18 @@ def custom_generate(
         calm = not model.training  # else its weights are left as they are
         with _at_rest(model):
             target, drafts = opened.get(model, lean=calm)
+            setup = Setup(target, tuple(drafts), rule, tuner if drafts else Fixed(Tree.chain(0)), draw, per_request)
             requests = []
             for r, prompt in enumerate(prompts):
                 view = View(tuple(input_ids[r].tolist()), len(prompt))
                 own = [of_row(one, r, input_ids, generation_config) for one in logits_processor]
-                sampling, guessing = samplings_of(own, view, generation_config.do_sample, draft_temperature)
-                trace = new_trace(rule, drafts)
-                pace = own_pace(target, drafts) if paced else None
-                requests.append(Request(target, prompt, sampling, guessing, length, (), Member(seed, r), trace, pace))
-                requests[r].until = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
-            samplings = requests[0].sampling, requests[0].draft_sampling
-            capacity = _capacity(target, prompts, length, shape.size)
-            batch = open_batch(target, drafts, rule, shape, samplings, count, capacity, paced=paced, again=True)
+                samplings = samplings_of(own, view, generation_config.do_sample, draft_temperature)
+                stopping = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
+                requests.append(setup.request(prompt, samplings, length, SampleKey(seed, r), stopping=stopping))
+            scheduler = setup.scheduler(count, max(map(len, prompts)) + length, reuse=True)
             for _, same in itertools.groupby(requests, key=lambda request: (request.prompt, request.sampling)):
-                batch.add(list(same))  # samples of one prompt share what they have in common
-            _write(batch, requests[0], streamer)
+                scheduler.add(list(same))  # samples of one prompt share what they have in common
+            _write(scheduler, requests[0], streamer)
         return _output(input_ids, requests, generation_config)
 
     return method
@@ -135,11 +130,11 @@ def _at_rest(model: Any) -> Iterator[None]:
             module.training = True
 
 
-def _write(batch: Any, first: Request, streamer: Any) -> None:
+def _write(scheduler: Scheduler, first: Request, streamer: Any) -> None:
     """Step until all is said; a streamer is told of the first text."""
     told = 0
-    while not batch.is_finished:
-        batch.step()
+    while not scheduler.is_finished:
+        scheduler.step()
         if streamer is not None and len(first.tokens) > told:
             streamer.put(torch.tensor(first.tokens[told:]))
             told = len(first.tokens)
@@ -190,11 +185,6 @@ def _criteria(criteria: Any, prompt: Sequence[int], device: torch.device) -> Cal
         return bool(criteria(ids, None)[0])
 
     return until
-
-
-def _capacity(target: HFModel, prompts: Sequence[Sequence[int]], length: int, draft: int) -> int:
-    longest = max(map(len, prompts)) + length
-    return min(longest, target.context or longest) + draft
 
 
 def _output(input_ids: torch.Tensor, requests: Sequence[Request], config: Any) -> Any:

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from draftproof.engine.arguments import check_model
 from draftproof.models import check_vocabularies, drafter
-from draftproof.models.base import Model
+from draftproof.models.base import Model, check_model
 from draftproof.models.hf import HFModel
 from draftproof.models.llama.rebuild import pack, rebuild
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftproof.engine.arguments import Prompt, encode
-from draftproof.engine.eager.rows import Member
+from draftproof.engine.request import SampleKey
 from draftproof.errors import DraftproofError
 from draftproof.limits import clock
 from draftproof.limits.forest import Case, Forest, Look, cases, reached
@@ -138,7 +138,7 @@ def measure(
         for number, ids in enumerate(texts):
             sizes = (settings.length, settings.tokens)
             walk = Walk(
-                target, draft, ids, sampling, settings.draft_top_k, forest, *sizes, Member(settings.seed, number)
+                target, draft, ids, sampling, settings.draft_top_k, forest, *sizes, SampleKey(settings.seed, number)
             )
             while not walk.finished:
                 seen = walk.look()

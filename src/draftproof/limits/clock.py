@@ -11,8 +11,7 @@ import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.draws import DRAWS
-from draftproof.engine.eager.decide import decide
-from draftproof.engine.eager.propose import by_draw, propose
+from draftproof.engine.eager import by_draw, decide, propose
 from draftproof.limits.forest import Case
 from draftproof.limits.walk import LARGEST, Walk
 from draftproof.theory.plan import Costs, Seconds
@@ -34,7 +33,7 @@ def measure(walk: Walk, found: Sequence[Case]) -> Times:
     """Times at the walk's position. No call is committed, so the position stays as it was."""
     chain = Tree.chain(walk.length)
     guess = by_draw([walk.row], chain, DRAWS["iid"])
-    draft = _time(lambda: propose([walk.row], walk.sessions[1:], chain, guess, walk.vocabulary)).times(1 / walk.length)
+    draft = _time(lambda: propose([walk.row], walk.drafters, chain, guess, walk.vocabulary)).times(1 / walk.length)
     target = {size: _time(partial(_call, walk, size)) for size in SIZES}
     plain = target[1].plus(_decision(walk, Case("match", "iid", 1), length=0))
     steps = {}

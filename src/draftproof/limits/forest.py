@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace, to_device
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.engine.eager.propose import Guesser
 from draftproof.engine.eager.rows import beside
-from draftproof.engine.generate import choose_draw
+from draftproof.engine.setup import choose_draw
 from draftproof.law import Array, normalise
+from draftproof.rule import Verifier
 from draftproof.theory import bounds
 from draftproof.verify import VERIFIERS, block
 

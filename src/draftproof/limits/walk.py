@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from draftproof.draft import Draft, Tree
-from draftproof.engine.eager.propose import propose
-from draftproof.engine.eager.rows import Member, Row, beside, laws, noise, numbers, together
+from draftproof.engine.eager import Row, beside, laws, noise, numbers, propose, together
+from draftproof.engine.request import SampleKey
 from draftproof.errors import DraftproofError
 from draftproof.law import sample
 from draftproof.limits.forest import Forest
@@ -34,19 +34,19 @@ class Walk:
         forest: Forest,
         length: int,
         tokens: int,
-        member: Member,
+        key: SampleKey,
     ) -> None:
         self.forest, self.length = forest, length
         self.context, self.vocabulary = target.context, target.vocabulary
         self.last = len(ids) + tokens
         capacity = self.last + max(forest.width * length + 1, LARGEST)
-        main, beside = sessions(target, [draft], 1, capacity)
-        self.sessions: list[Session] = [main, *beside]
+        main, self.drafters = sessions(target, [draft], 1, capacity)
+        self.sessions: list[Session] = [main, *(one.session for one in self.drafters)]
         for session in self.sessions:
             session.join(0, ids)
         kept = draft_top_k if draft_top_k < target.vocabulary else 0
         drafting = dataclasses.replace(sampling, top_k=kept)
-        self.row = Row(ids, (), sampling, drafting, (member,), 0, length)
+        self.row = Row(ids, (), sampling, drafting, (key,), 0, length)
         self.draft: Draft | None = None
         self.ended = False
 
@@ -61,11 +61,11 @@ class Walk:
         """The guesses here."""
         shape = Tree.paths(self.forest.width, self.length)
         guess = self.forest.guesser(self._noise(Lane.DRAFT, shape.size))
-        made = propose([self.row], self.sessions[1:], shape, guess, self.vocabulary)
+        made = propose([self.row], self.drafters, shape, guess, self.vocabulary)
         if made.failure is not None:
             raise DraftproofError(f"the drafter failed ({made.failure}): check the draft model")
         p = self.target_laws(made.tree, made.tokens)
-        p, (q,) = together(p, made.wide(self.sessions[1:])[:1])
+        p, (q,) = together(p, made.wide(self.drafters)[:1])
         self.draft = Draft(made.tree, beside(made.tokens, p), q, p)
         return self.draft
 

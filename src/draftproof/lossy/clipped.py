@@ -12,7 +12,8 @@ from array_api_compat import array_namespace
 
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, capped_ratio, divide, residual
-from draftproof.lossy import Lossy, on_chain, register
+from draftproof.lossy import on_chain, register
+from draftproof.rule import Lossy
 
 
 def clip(p: Array, q: Array, ceiling: Any) -> Array:

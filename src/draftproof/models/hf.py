@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
+from draftproof.models.base import ModelFacts
 from draftproof.models.kv_cache import SlotCache
 
 
@@ -39,8 +41,19 @@ class HFModel:
         self.layers = int(config.num_hidden_layers)
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its states, by name: each is made once
-        self.batch: Any = None  # the fused batch that it wrote in last
+        self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
+
+    @property
+    def facts(self) -> ModelFacts:
+        """From the shape of the network: packed weights cannot be counted."""
+        config, device = self.network.config.get_text_config(), str(self.network.device.type)
+        width, heads = config.hidden_size, config.num_attention_heads
+        shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
+        inner = getattr(config, "intermediate_size", None) or 4 * width
+        weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
+        fused = not isinstance(self.network, PreTrainedModel)  # rebuilt from our own layers
+        return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if fused else 0.1)
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
         """`taps`: hidden states to keep for a drafter that reads them, numbered as transformers numbers them."""

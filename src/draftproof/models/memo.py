@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
 from draftproof.law import Array
-from draftproof.models.base import Model, Session, forget
+from draftproof.models.base import Model, ModelFacts, Session, facts, forget
 
 
 class Memo:
@@ -26,11 +26,14 @@ class Memo:
         self.model = model
         self.name, self.vocabulary = model.name, model.vocabulary
         self.context, self.end_tokens, self.tokenizer = model.context, model.end_tokens, model.tokenizer
-        self.network = getattr(model, "network", None)
         self.known: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self.most = max(megabytes * 2**20 // (4 * model.vocabulary), 1)  # rows of float32
         self.calls = 0  # of the target
         self.rows = 0  # computed in them
+
+    @property
+    def facts(self) -> ModelFacts:
+        return facts(self.model)
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> MemoSession:
         """`taps` are for a drafter that reads the target's hidden states row by row: then a call is whole or none."""

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftproof.errors import DraftproofError, nearest
-from draftproof.models.base import Model
+from draftproof.errors import DraftproofError, first_line, nearest
+from draftproof.models.base import Model, facts
 from draftproof.models.drafters.fallback import Mixed
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
 from draftproof.models.drafters.shared_tokens import fit
 from draftproof.models.drafters.text_draft import Retold
 from draftproof.models.files import bundled
+from draftproof.models.memo import Memo
 from draftproof.paths import cache_folder
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     try:
         network = network.to(place)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
-        raise DraftproofError(f"{name} cannot be put on {place!r} ({_said(error)}): name another device") from error
+        raise DraftproofError(
+            f"{name} cannot be put on {place!r} ({first_line(error)}): name another device"
+        ) from error
     return HFModel(pack(network) if lean and place == "cpu" and dtype == "float32" else network, tokenizer, name)
 
 
@@ -107,7 +110,7 @@ def drafter(name: str | Path, target: Model) -> Model | None:
             return drafter("head", target)
         except DraftproofError:  # it was trained for another model
             # plain sampling is one replayed graph there, and faster than calls that wait for guesses of the host
-            return None if _on_gpu(target) else NGram(target.vocabulary)
+            return None if facts(target).device == "cuda" else NGram(target.vocabulary)
     if name == "ngram":
         return NGram(target.vocabulary)
     if name == "cache":
@@ -120,17 +123,20 @@ def drafter(name: str | Path, target: Model) -> Model | None:
     near = nearest(name, [one for one in DRAFTERS if one.isalpha()], cutoff=0.6)
     if near and name.isalpha() and name not in NAMES:
         raise DraftproofError(f"unknown draft {name!r}: did you mean {near!r}? Else give a model's folder or Hub id")
-    network = getattr(target, "network", None)
-    # any precision is exact; on a GPU the target's is fast
-    dtype = str(network.dtype).removeprefix("torch.") if network is not None and _on_gpu(target) else "float32"
-    place = None if network is None else str(network.device)
+    dtype, place = _like(target)
     model = load(name.removeprefix("text:"), dtype=dtype, device=place)
     return Retold(target, model) if name.startswith("text:") else fit(target, model)
 
 
-def _on_gpu(target: Any) -> bool:
-    network = getattr(target, "network", None)
-    return network is not None and network.device.type == "cuda"
+def _like(target: Model) -> tuple[str, str | None]:
+    """Precision and device of a draft model: any precision is exact, and on a GPU the target's own is fast."""
+    from draftproof.models.hf import HFModel
+
+    target = target.model if isinstance(target, Memo) else target
+    if not isinstance(target, HFModel):
+        return "float32", None
+    on_gpu = facts(target).device == "cuda"
+    return str(target.network.dtype).removeprefix("torch.") if on_gpu else "float32", str(target.network.device)
 
 
 def check_vocabularies(target: Model, draft: Model) -> None:
@@ -189,14 +195,9 @@ def _announce(name: str) -> None:
         enable_progress_bars()
 
 
-def _said(error: Exception) -> str:
-    """The first line of an error, or its kind if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _explain(name: str, error: Exception) -> str:
     """One line for the many ways in which a model does not load."""
-    said = _said(error)
+    said = first_line(error)
     if name == "tiny":
         return f"the model {name!r} of this installation is damaged ({said}): install draftproof again"
     if name == "smollm2":

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from draftproof import hull
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS, all_but_one, tops
 from draftproof.law import divide, normalise, overlap, positive, residual
 from draftproof.noise import Lane, uniforms
+from draftproof.rule import Verifier
 from draftproof.theory.bounds import after_top
 from draftproof.verify import importance, kseq, optimal_binned
 

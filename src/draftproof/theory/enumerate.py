@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import Draw
+from draftproof.rule import Verifier
 
 Context = tuple[int, ...]
 Model = Callable[[Context], Any]  # context -> [V]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from draftproof.draft import Draft, Verifier
+from draftproof.draft import Draft
 from draftproof.law import Array, at, row
+from draftproof.rule import Verifier
 
 
 def stop(draft: Draft) -> Array:
@@ -43,7 +44,7 @@ def next(draft: Draft, node: Array) -> Array:
     return left
 
 
-CERTAIN = Verifier(
+POINT_MASS = Verifier(
     name="certain",
     summary="guesses that are not drawn",
     paper="2211.17192",

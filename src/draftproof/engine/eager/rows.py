@@ -6,22 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_torch_array
 
 from draftproof import native
 from draftproof.draft import Tree
+from draftproof.engine.request import SampleKey
 from draftproof.law import Array, sample
 from draftproof.noise import Lane, uniform, uniforms
 from draftproof.sampling import Context, Sampling, law
 
 FEW = 32  # numbers that are made one by one
-
-
-class Member(NamedTuple):
-    """One sample: the name of its random numbers."""
-
-    seed: int
-    request: int
 
 
 class Row(NamedTuple):
@@ -31,7 +25,7 @@ class Row(NamedTuple):
     output: tuple[int, ...]
     sampling: Sampling
     draft_sampling: Sampling
-    members: tuple[Member, ...]
+    members: tuple[SampleKey, ...]
     step: int
     depth: int  # how far guesses may go: what lies beyond the wanted length or the context would be thrown away
 
@@ -44,7 +38,7 @@ def laws(
     logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarray, nodes: range, samplings: Sequence[Sampling]
 ) -> Array:
     """[B, len(nodes), V]: each node's logits made a law with the node's own path as history."""
-    logits = light(logits, samplings)
+    logits = as_numpy(logits, samplings)
     xp = array_namespace(logits)
     alike: list[list[int]] = []  # rows that are sampled the same way go through in one call
     for b, sampling in enumerate(samplings):
@@ -93,16 +87,14 @@ def drawn(law: Array, u: Array) -> Array:
     return sample(law, u) if made is None else made
 
 
-def light(logits: Array, samplings: Sequence[Sampling]) -> Array:
+def as_numpy(logits: Array, samplings: Sequence[Sampling]) -> Array:
     """On the CPU the same memory as a NumPy array: rules are many small operations, which NumPy starts much sooner.
 
     Processors are made for torch.
     """
-    if str(getattr(logits, "device", "")) != "cpu" or not hasattr(logits, "numpy"):
+    if not is_torch_array(logits) or logits.device.type != "cpu" or logits.dtype == array_namespace(logits).bfloat16:
         return logits
-    if any(sampling.processors for sampling in samplings) or "bfloat16" in str(logits.dtype):
-        return logits
-    return logits.numpy()
+    return logits if any(sampling.processors for sampling in samplings) else logits.numpy()
 
 
 def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
@@ -110,7 +102,7 @@ def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
     return Context(row.prompt, row.output + tuple(int(tokens[n]) for n in path if tokens[n] >= 0))
 
 
-def noise(names: Sequence[tuple[Member, int]], lane: Lane, count: int) -> np.ndarray:
+def noise(names: Sequence[tuple[SampleKey, int]], lane: Lane, count: int) -> np.ndarray:
     """[B, count] uniforms named by each sample's seed and request and by its step."""
     if len(names) * count <= FEW:
         return np.array([[uniform(*member, step, lane, i) for i in range(count)] for member, step in names])
@@ -139,6 +131,11 @@ def together(p: Array, laws: Sequence[Array]) -> tuple[Array, list[Array]]:
     there = [xp.asarray(q, device=p.device) for q in laws]
     widest = xp.result_type(p, *there)
     return xp.astype(p, widest, copy=False), [xp.astype(q, widest, copy=False) for q in there]
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """A copy in float64 on the host."""
+    return np.asarray(array.cpu() if is_torch_array(array) else array, dtype=np.float64)
 
 
 def numbers(array: Array) -> Any:

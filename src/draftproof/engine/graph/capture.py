@@ -1,4 +1,4 @@
-"""Calls that come again are recorded as CUDA graphs: the host starts each by one launch in place of a thousand."""
+"""CUDA graphs of calls that come again: the host starts each by one launch in place of a thousand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from draftproof.models.static.head import StaticHead
 from draftproof.models.static.packing import WIDEST
 from draftproof.models.static.session import StaticSession
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @torch.no_grad()
-def record(call: Callable[[], Made], pool: Any = None) -> tuple[Any, Made]:
+def record(call: Callable[[], Result], pool: Any = None) -> tuple[Any, Result]:
     """A graph of what a call starts on the device, and what it returns, which is every replay's.
 
     pool      memory that graphs share which need nothing of one another
@@ -24,12 +24,12 @@ def record(call: Callable[[], Made], pool: Any = None) -> tuple[Any, Made]:
     # cuBLAS keeps its scratch memory for whoever captures next, and compilers free it: this graph has its own
     torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.graph(graph, pool=pool):
-        made = call()
+        result = call()
     torch._C._cuda_clearCublasWorkspaces()
-    return graph, made
+    return graph, result
 
 
-class Reader:
+class PromptReader:
     """Reads packs of texts into a session. A width is read as it comes, and recorded if it comes again."""
 
     def __init__(self, session: StaticSession | StaticHead, record: Callable[..., tuple[Any, None]] | None) -> None:

@@ -1,13 +1,14 @@
-"""The device's half of the fused step: drafting, target call, verification and commit, one CUDA graph for each tree.
+"""The step on the device: drafting, target call, verification and commit, one CUDA graph for each tree.
 
-Every number that a step needs (lengths, last tokens, names of the noise) lives on the device, and so does the clock
-that says where its time went. On a CPU the same step runs eagerly.
+Every number that a step needs (lengths, last tokens, keys of the noise) lives on the device, and so does the clock that
+says where its time went. On a CPU the same step runs eagerly.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +16,11 @@ import torch
 
 from draftproof import kernels
 from draftproof.draft import Tree
-from draftproof.engine.graph.capture import Reader, record
-from draftproof.kernels import Controls, Names, Rule, Summary
+from draftproof.engine.graph.capture import PromptReader, record
+from draftproof.errors import first_line
+from draftproof.kernels import Controls, Fault, Names, Rule, Summary
+from draftproof.kernels.acceptance import acceptance
+from draftproof.models.base import taps
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.packing import packs
@@ -26,9 +30,10 @@ from draftproof.models.static.tree_calls import Calls
 # of chains, on which traversal is block verification; it alone takes trees
 RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK, "traversal": Rule.BLOCK}
 PHASES = ("draft", "target", "verify")
+NO_LAW = "the model returned non-finite scores (NaN or +inf): check the model's weights and dtype"  # of a drafter
 
 
-class State(NamedTuple):
+class DeviceState(NamedTuple):
     """What a step reads and writes on the device, a row each."""
 
     text: torch.Tensor  # [B, S] token t in slot t + 1; slot 0 stays 0
@@ -39,20 +44,67 @@ class State(NamedTuple):
     request: torch.Tensor  # [B]
 
 
-class Made(NamedTuple):
+class HostResult(NamedTuple):
+    """What a step did, in Python numbers."""
+
+    tokens: list[list[int]]  # [B, D + 1] emitted, then -1
+    accepted: list[int]  # [B]
+    fault: list[int]  # [B] kernels.Fault flags
+    drafted: list[list[int]]  # [B, N - 1] the draft tokens, -1 where none was drawn
+    reached: list[list[float]]  # [B, D] probability that at least 1, 2, ... of them are accepted
+    failure: str | None  # why drafting broke off, if it did
+
+
+class DeviceResult(NamedTuple):
     """What a step leaves for the host."""
 
-    tokens: torch.Tensor  # [B, D + 1] emitted, then -1
-    accepted: torch.Tensor  # [B]
-    fault: torch.Tensor  # [B]
+    tokens: torch.Tensor
+    accepted: torch.Tensor
+    fault: torch.Tensor
+    drafted: torch.Tensor
+    reached: torch.Tensor
     clock: torch.Tensor  # [4] nanoseconds: begin, drafted, read by the target, done
+    failure: str | None = None  # of a drafter that raised; one without a law says so in `fault`
 
-    def to_host(self) -> Made:
+    def to_host(self) -> DeviceResult:
         """Copies that are there once the device has come so far."""
-        return Made(*(part.to("cpu", non_blocking=True) for part in self))
+        tensors = self._asdict().items()
+        return self._replace(**{name: part.to("cpu", non_blocking=True) for name, part in tensors if name != "failure"})
+
+    def read(self) -> HostResult:
+        """The numbers, once they are there."""
+        failure = self.failure
+        if failure is None and bool((self.fault & Fault.DRAFT).any()):
+            failure = NO_LAW
+        tokens, accepted, fault, drafted, reached = (part.tolist() for part in self[:5])
+        return HostResult(tokens, accepted, fault, drafted, reached, failure)
 
 
-class Resident:
+class Drafted(NamedTuple):
+    """The draft of a step on the device."""
+
+    tree: Tree
+    tokens: torch.Tensor  # [B, N - 1], -1 where none was drawn
+    logits: torch.Tensor | None  # [B, M, V] of the drafter, after the nodes with children
+    summary: Summary | None  # what is known of those rows
+    fault: torch.Tensor  # [B]
+    failure: str | None = None  # of a drafter that raised
+
+
+class DrafterError(Exception):
+    """The drafter raised; the text goes on without it."""
+
+
+@contextmanager
+def as_guest() -> Iterator[None]:
+    """What a drafter does in here may fail."""
+    try:
+        yield
+    except Exception as error:
+        raise DrafterError(first_line(error)) from error
+
+
+class DeviceStep:
     """Rows of a target's and a drafter's static session, and the steps on them."""
 
     def __init__(
@@ -65,34 +117,35 @@ class Resident:
         capacity: int,
         compiled: bool = False,
     ) -> None:
-        self.target = StaticSession(target, size, capacity, compiled, getattr(draft, "taps", ()))
+        self.target = StaticSession(target, size, capacity, compiled, taps(draft))
         self.drafter: StaticSession | StaticHead | None = None
         if isinstance(draft, HeadModel):
             self.drafter = StaticHead(draft, self.target, largest.depth[-1], compiled, len(largest.inner))
         elif draft is not None:
             self.drafter = StaticSession(draft, size, capacity, compiled)
+        self.largest = largest
         device = self.device = target.network.device
         number = RULES.get(rule, Rule.TOKEN)  # rules without a kernel come here only where nothing is guessed
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
-        self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+        self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._controls: Controls | None = None
         self._calls: dict[Tree, Calls] = {}
-        self._recorded: dict[Tree, tuple[Any, Made]] = {}
+        self._recorded: dict[Tree, tuple[Any, DeviceResult]] = {}
         how = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
-        self.readers = [Reader(session, how) for session in self.sessions]
+        self.readers = [PromptReader(session, how) for session in self.sessions]
 
     @property
     def sessions(self) -> list[StaticSession | StaticHead]:
         return [self.target] if self.drafter is None else [self.target, self.drafter]
 
-    def read(self, texts: Iterable[tuple[int, Sequence[int]]], again: bool = False) -> None:
-        """Read texts into rows; `again`: the drafter alone does, as steps were made without it."""
+    def read(self, texts: Iterable[tuple[int, Sequence[int]]], drafter_only: bool = False) -> None:
+        """Read texts into rows; the drafter alone does where steps were made without it."""
         for pack in packs(texts):
             there = pack.to(self.device, non_blocking=True)
             ids, rows, positions = there
             self.state.text[rows, positions + 1] = ids
-            for reader in self.readers[1:] if again else self.readers:
+            for reader in self.readers[1:] if drafter_only else self.readers:
                 reader.read(there)
 
     @property
@@ -105,56 +158,78 @@ class Resident:
         self._controls = controls
         self._recorded.clear()
 
-    def run(self, tree: Tree) -> Made:
-        """Start a step with these guesses; what is returned is the next step's too, on a GPU."""
+    def run(self, tree: Tree) -> DeviceResult:
+        """Start a step with these draft tokens; what is returned is the next step's too, on a GPU."""
         if not tree.is_chain and tree not in self._calls:
             self._calls[tree] = Calls.of(tree, self.device)  # here, as no recording may bring numbers to the device
         if self.device.type != "cuda":
             with torch.no_grad():
                 return self._body(tree)
         if tree not in self._recorded:
-            self._recorded[tree] = self._record(tree)
-        graph, made = self._recorded[tree]
+            try:
+                self._recorded[tree] = self._record(tree)
+            except DrafterError as error:  # a drafter is a guest: this step is made without it
+                return self.run(Tree.chain(0))._replace(failure=str(error))
+        graph, result = self._recorded[tree]
         graph.replay()
-        return made
+        return result
 
-    def _body(self, tree: Tree) -> Made:
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that drafting adds: slots of the target's cache, logits of both models, the drafter's cache.
+
+        Noise is made where it is used.
+        """
+        if self.drafter is None:
+            return {}
+        cache, nodes = self.target.cache, self.largest.size
+        logits = len(self.state.base) * (nodes - 1 + len(self.largest.inner)) * self.target.model.vocabulary
+        slots = cache.bytes * nodes // (cache.capacity + 1)
+        element = self.target.model.network.dtype.itemsize
+        return {"slots": slots, "laws": logits * element, "noise": 0, "drafters": self.drafter.cache.bytes}
+
+    def _body(self, tree: Tree) -> DeviceResult:
         """One step on the device."""
         state, controls = self.state, self._controls
         assert controls is not None
         names = Names(state.seed, state.request, state.step)
         clock = torch.zeros(len(PHASES) + 1, dtype=torch.int64, device=self.device)
         _stamp(clock, 0)
-        step = self._chain if tree.is_chain else self._tree
-        out = step(tree, controls, names, clock)
+        drafted = self._draft_chain(tree, controls, names) if tree.is_chain else self._draft_tree(tree, controls, names)
+        _stamp(clock, 1)
+        logits = self._target_logits(drafted)
+        _stamp(clock, 2)
+        out = self._verify(drafted, logits, controls, names)
+        reached = acceptance(logits, drafted.logits, drafted.tokens, drafted.tree, controls, self.rule, drafted.summary)
         self._commit(out.tokens, out.accepted.to(torch.int64))
         _stamp(clock, 3)
-        return Made(out.tokens, out.accepted, out.fault, clock)
+        fault = out.fault | drafted.fault
+        return DeviceResult(out.tokens, out.accepted, fault, drafted.tokens, reached, clock, drafted.failure)
 
-    def _chain(self, tree: Tree, controls: Controls, names: Names, clock: torch.Tensor) -> kernels.Emitted:
-        state, length = self.state, tree.size - 1
-        tokens, draft_logits, summary = self._guess(length, controls, names)
-        _stamp(clock, 1)
-        ids = torch.cat([state.text.gather(1, state.base[:, None] + 1), tokens], dim=1)
-        logits = self.target.forward(ids, state.base, keep=length + 1)
-        _stamp(clock, 2)
-        return kernels.verify(logits, draft_logits, tokens, controls, self.rule, names, drafted=summary)
+    def _target_logits(self, drafted: Drafted) -> torch.Tensor:
+        """[B, N, V] the target's logits after each node."""
+        root = self.state.text.gather(1, self.state.base[:, None] + 1)
+        tokens = torch.cat([root, drafted.tokens], dim=1)
+        if drafted.tree.is_chain:
+            return self.target.forward(tokens, self.state.base, keep=drafted.tree.size)
+        return self.target.branch(tokens, self.state.base, self._calls[drafted.tree].target)
 
-    def _tree(self, tree: Tree, controls: Controls, names: Names, clock: torch.Tensor) -> kernels.Walked:
-        state, calls = self.state, self._calls[tree]
-        tokens, draft_logits, summary = self._branch(tree, controls, names)
-        _stamp(clock, 1)
-        logits = self.target.branch(tokens, state.base, calls.target)
-        _stamp(clock, 2)
-        out = kernels.traverse(logits, draft_logits, tokens, tree, controls, names, drafted=summary)
+    def _verify(
+        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, names: Names
+    ) -> kernels.Emitted | kernels.Walked:
+        if drafted.tree.is_chain:
+            return kernels.verify(
+                logits, drafted.logits, drafted.tokens, controls, self.rule, names, drafted=drafted.summary
+            )
+        assert drafted.logits is not None
+        nodes = torch.nn.functional.pad(drafted.tokens, (1, 0))
+        out = kernels.traverse(logits, drafted.logits, nodes, drafted.tree, controls, names, drafted=drafted.summary)
         for session in self.sessions:
-            session.follow(state.base, out.path, out.accepted.to(torch.int64))
+            session.follow(self.state.base, out.path, out.accepted.to(torch.int64))
         return out
 
-    def _branch(
-        self, tree: Tree, controls: Controls, names: Names
-    ) -> tuple[torch.Tensor, torch.Tensor, Summary | None]:
-        """As `_guess`, of a tree: tokens [B, N] with node 0's, and logits [B, M, V] after the nodes with children."""
+    def _draft_tree(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
+        """A tree, level by level: the drafter is asked after the nodes that have children."""
         state, drafter = self.state, self.drafter
         assert drafter is not None
         root = state.text.gather(1, state.base[:, None] + 1)
@@ -162,35 +237,54 @@ class Resident:
         kept = Summary.empty(len(root), len(tree.inner), self.device) if self.device.type == "cuda" else None
         rows: list[torch.Tensor] = []
         for call in self._calls[tree].drafter:
-            if not rows:
-                rows.append(drafter.start(state.text, state.base)[:, None])
-            else:
-                rows.append(drafter.branch(tokens, state.base, call))
+            with as_guest():
+                if not rows:
+                    rows.append(drafter.start(state.text, state.base)[:, None])
+                else:
+                    rows.append(drafter.branch(tokens, state.base, call))
             column = slice(call.first, call.first + len(call.names))
             some = None if kept is None else kept.at(column)
             kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
-        return tokens, torch.cat(rows, dim=1), kept
+        logits = torch.cat(rows, dim=1)
+        return Drafted(tree, tokens[:, 1:], logits, kept, torch.zeros_like(self.rule))
 
-    def _guess(
-        self, length: int, controls: Controls, names: Names
-    ) -> tuple[torch.Tensor, torch.Tensor | None, Summary | None]:
-        """Tokens [B, K], the logits [B, K, V] they were drawn from, and what is known of these."""
-        state, size = self.state, len(self.state.base)
+    def _draft_chain(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
+        """A chain, token by token. If the drafter raises, what was drawn before stays in the draft."""
+        state, size, length = self.state, len(self.state.base), tree.size - 1
         tokens = torch.full((size, length), -1, dtype=torch.int64, device=self.device)
+        nothing = torch.zeros_like(self.rule)
         if self.drafter is None or not length:
-            return tokens, None, None
-        rows, kept = [self.drafter.start(state.text, state.base)], None
-        if self.device.type == "cuda":
-            crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
-            kept = Summary.empty(size, length, self.device, crest)
+            return Drafted(Tree.chain(0), tokens[:, :0], None, None, nothing)
+        rows: list[torch.Tensor] = []
+        kept = None
         for k in range(length):
+            try:
+                with as_guest():
+                    if not rows:
+                        rows.append(self.drafter.start(state.text, state.base))
+                    else:
+                        rows.append(self.drafter.go_on(tokens[:, k - 1], state.base, k))
+            except DrafterError as error:
+                if self.device.type == "cuda":
+                    raise  # a graph of half a draft would be replayed for ever
+                return self._half(tokens[:, :k], rows, str(error))
+            if kept is None and self.device.type == "cuda":
+                crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
+                kept = Summary.empty(size, length, self.device, crest)
             column = None if kept is None else kept.at(slice(k, k + 1))
             tokens[:, k], _ = kernels.sample(
                 rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )
-            if k + 1 < length:
-                rows.append(self.drafter.go_on(tokens[:, k], state.base, k + 1))
-        return tokens, torch.stack(rows, dim=1), kept
+        logits = torch.stack(rows, dim=1)
+        sound = _sound(logits, kept)
+        tokens = torch.where(sound.cumprod(1) > 0, tokens, -1)  # a row without a law drafts nothing, nor those below it
+        fault = (~sound).any(1).to(torch.int32) * int(Fault.DRAFT)
+        return Drafted(tree, tokens, logits, kept, fault)
+
+    def _half(self, tokens: torch.Tensor, rows: list[torch.Tensor], failure: str) -> Drafted:
+        """The chain that was drawn before the drafter raised."""
+        logits = torch.stack(rows, dim=1) if rows else None
+        return Drafted(Tree.chain(len(rows)), tokens, logits, None, torch.zeros_like(self.rule), failure)
 
     def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
         state, controls = self.state, self._controls
@@ -205,7 +299,7 @@ class Resident:
                 counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
 
     @torch.no_grad()
-    def _record(self, tree: Tree) -> tuple[Any, Made]:
+    def _record(self, tree: Tree) -> tuple[Any, DeviceResult]:
         """Capture the step. Warming up moves the state on, so it is put back."""
         controls = self._controls
         assert controls is not None
@@ -221,6 +315,11 @@ class Resident:
         for tensor, old in zip(moving, saved, strict=True):
             tensor.copy_(old)
         return recorded
+
+
+def _sound(logits: torch.Tensor, summary: Summary | None) -> torch.Tensor:
+    """[B, K] which rows of logits [B, K, V] have a law."""
+    return (logits < torch.inf).all(-1) if summary is None else summary.scale > 0
 
 
 def _stamp(clock: torch.Tensor, place: int) -> None:

@@ -19,7 +19,8 @@ from draftproof.theory.plan import tempered
 
 LONGEST = 16  # guesses in a row
 RECENT = 7  # times kept for each size of call
-NEAR, EVEN = 9, 6  # times the smallest: sizes that are alike; measurements that a line through them counts for
+SIMILAR_SIZES = 9  # calls of up to so many times the smallest lie near a line
+PRIOR_COUNT = 6  # measurements that this line counts for
 FADE = 0.96  # how much of what was known is left after one more step: about the last 25 count
 FACTORS = (0.7, 0.85, 1.0, 1.15)  # of the draft's temperature
 
@@ -111,7 +112,7 @@ def _even(sizes: Sequence[int], times: Sequence[float], counts: Sequence[int]) -
 
     Measured at different times on a machine that does other things too, neighbours can seem far apart.
     """
-    near = [i for i, size in enumerate(sizes) if size <= NEAR * sizes[0]]
+    near = [i for i, size in enumerate(sizes) if size <= SIMILAR_SIZES * sizes[0]]
     if len(near) < 3:
         return list(times)
     total = sum(counts[i] for i in near)
@@ -122,7 +123,7 @@ def _even(sizes: Sequence[int], times: Sequence[float], counts: Sequence[int]) -
     made = list(times)
     for i in near:
         line = y + max(slope, 0.0) * (sizes[i] - x)
-        made[i] = (counts[i] * times[i] + EVEN * line) / (counts[i] + EVEN)
+        made[i] = (counts[i] * times[i] + PRIOR_COUNT * line) / (counts[i] + PRIOR_COUNT)
     return made
 
 
@@ -237,16 +238,16 @@ class Temper:
         self._steps = 0
 
     @property
-    def curious(self) -> bool:
+    def wants_laws(self) -> bool:
         """Whether the next step's laws are worth looking at."""
         return self._steps < 4 or self._steps % self.EVERY == 0
 
     def learn(self, p: Any, q: Any) -> None:
         """Laws [B, V] after the last committed token; a q of zero says nothing."""
-        curious = self.curious
+        wanted = self.wants_laws
         self._steps += 1
         drawn = q.sum(axis=-1) > 0
-        if not curious or not drawn.any():
+        if not wanted or not drawn.any():
             return
         p, q = p[drawn][:4], q[drawn][:4]
         likely = (q > 1e-6).any(axis=0)  # the others, nearly all, hardly count and are dear to raise to a power

@@ -1,4 +1,4 @@
-"""How many guesses a step of the fused engine makes: as many as have paid, and none where none do.
+"""How many levels a step of the graph stepper drafts: as many as have paid, and none where none do.
 
 Acceptance and the device's own clock say what each length would bring. Every length is a graph to be recorded, so a
 change must promise something and texts that are soon over see none. Exact: a step's length depends on past steps only.
@@ -7,10 +7,11 @@ change must promise something and texts that are soon over see none. Exact: a st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
 from statistics import median
 
+from draftproof.draft import Tree
 from draftproof.engine.tuning.estimates import Survival
+from draftproof.engine.tuning.tuner import StepReport
 
 LENGTHS = (0, 2, 3, 5)
 EVERY = 32  # steps between decisions
@@ -22,10 +23,15 @@ PAUSE, LONGEST_PAUSE = 64, 1024  # ... after so many plain ones
 
 
 class Pace:
-    """`length` is the next step's; `learn` hears of the steps before it."""
+    """A Tuner that cuts one tree to as many levels as pay; every number of levels is a graph of its own."""
 
-    def __init__(self, hope: float) -> None:
-        """`hope`: chance of a first guess before any was seen."""
+    tunes = True
+    factor = 1.0
+    wants_laws = False
+
+    def __init__(self, largest: Tree, hope: float) -> None:
+        """`hope`: chance of a first draft token before any was seen."""
+        self.example, self.size = largest, largest.size
         self.length = self._guessing = LENGTHS[-1]
         self._seen = Survival(hope)
         self._calls: dict[int, deque[float]] = {}  # seconds of all but drafting, by length
@@ -33,8 +39,14 @@ class Pace:
         self._until = EVERY  # steps to the next decision
         self._resting, self._pause = False, PAUSE
 
-    def learn(self, length: int, accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
-        """A step with so many guesses in each row, of which so many were accepted."""
+    @property
+    def tree(self) -> Tree:
+        return self.example.cut(self.length)
+
+    def learn(self, report: StepReport) -> None:
+        """Take note of a step: what it took, and how many of its draft tokens were accepted in each row."""
+        length, seconds = report.asked.depth[-1], report.seconds
+        accepted = [step.accepted for step in report.steps]
         self._calls.setdefault(length, deque(maxlen=EVERY)).append(seconds["target"] + seconds["verify"])
         if length:
             self._seen.add(length, length, [(1.0,) * count for count in accepted])

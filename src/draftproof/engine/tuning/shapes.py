@@ -10,16 +10,14 @@ an `Auto` of its own, with assumed costs (`Nominal`): its text depends on nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from draftproof.couple import Coupling
 from draftproof.draft import Tree
 from draftproof.engine.trace import Step
 from draftproof.engine.tuning.estimates import LONGEST, Clock, Costs, Nominal, Survival, Temper
-from draftproof.lossy import Lossy
-from draftproof.models.base import Model
+from draftproof.engine.tuning.tuner import StepReport
+from draftproof.models.base import Model, facts, kept, taps
 from draftproof.theory import plan
 
 WIDTHS = (1, 2, 4, 8)
@@ -44,8 +42,9 @@ class Choice(NamedTuple):
 
 
 class Auto:
-    """Stands where a Tree stands in a batch: `cut` gives the tree of the next step, `learn` hears how it went."""
+    """A Tuner that learns which shape is fastest; pass one to several calls to keep what it has learned."""
 
+    tunes = True
     size = MOST  # what a session must have room for
 
     def __init__(
@@ -80,14 +79,6 @@ class Auto:
         self._choice: Choice | None = None
         self.tree = PLAIN if hopeful else self._next()  # the call that reads the prompt says a token for nothing
 
-    def cut(self, depth: int) -> Tree:
-        """The tree of the next step, as far as guesses are of use."""
-        return self.tree.cut(depth)
-
-    @property
-    def length(self) -> int:
-        return self.tree.depth[-1]
-
     @property
     def example(self) -> Tree:
         """A shape of the kind that may be chosen."""
@@ -99,24 +90,13 @@ class Auto:
         return 1.0 if self.temper is None or len(self.tree.children(0)) > 1 else self.temper.factor
 
     @property
-    def curious(self) -> bool:
+    def wants_laws(self) -> bool:
         """Whether `learn` would look at the laws of the next step."""
-        return self.temper is not None and self.temper.curious and len(self.tree.children(0)) == 1
+        return self.temper is not None and self.temper.wants_laws and len(self.tree.children(0)) == 1
 
-    def learn(
-        self,
-        asked: Tree,
-        sent: Tree,
-        steps: Sequence[Step],
-        seconds: Mapping[str, float],
-        fresh: bool = False,
-        laws: tuple[Any, Any] | None = None,
-    ) -> None:
-        """A call went out: the shape asked for, the part of it that had guesses, what became of each row.
-
-        fresh     the call read prompts too, so its time says nothing
-        laws      p and q [B, V] after the last committed tokens
-        """
+    def learn(self, report: StepReport) -> None:
+        """Take note of a step: what it took, how far its draft tokens got, how hot they were drawn."""
+        asked, sent, steps, seconds, fresh, laws = report
         self.rows = len(steps)
         depth, width = asked.depth[-1], len(asked.children(0))
         if not fresh:
@@ -243,24 +223,6 @@ class Auto:
         return Choice(made.tree, made.speedup)
 
 
-@lru_cache(maxsize=64)
-def name(tree: Tree) -> str:
-    """A shape as `Tree.parse` or Python reads it."""
-    width, depth = len(tree.children(0)), tree.depth[-1]
-    if tree.is_chain:
-        return f"chain:{depth}"
-    if tree == Tree.paths(width, depth):
-        return f"paths:{width}x{depth}"
-    return f"best:{tree.size - 1}x{depth}" if tree == Tree.best(tree.size - 1, depth) else repr(tree)
-
-
-def trees_of(rule: object) -> str:
-    """The shapes a rule of any kind accepts."""
-    if isinstance(rule, Coupling):
-        return "any"
-    return "chain" if isinstance(rule, Lossy) else str(getattr(rule, "trees", "any"))
-
-
 class Past:
     """What is remembered from one text to the next: how long calls take, how far guesses get, how hot to draw them."""
 
@@ -269,46 +231,24 @@ class Past:
         self.survival = Survival(hope, PATIENCE, FIRST // 2, fade=0.98)  # of several texts
 
 
-def tuned(rule: object, drafts: Sequence[Any], tempers: bool) -> Auto:
-    """For a text whose shapes may be tuned by the clock. A trained drafter remembers the texts before it."""
-    expected = hope(drafts)
-    past = None
-    if len(drafts) == 1 and hasattr(drafts[0], "past"):
-        past = drafts[0].past = drafts[0].past or Past(expected)
-    return Auto(trees_of(rule), tempers=tempers, hope=expected, past=past)
+def tuned(trees: str, drafts: Sequence[Model], tempers: bool) -> Auto:
+    """For a text whose shapes may be tuned by the clock. A trained head remembers the texts before it."""
+    expected, past = hope(drafts), None
+    if len(drafts) == 1 and taps(drafts[0]) and (memory := kept(drafts[0])) is not None:
+        past = memory.setdefault("tuning", Past(expected))
+    return Auto(trees, tempers=tempers, hope=expected, past=past)
 
 
-def hope(drafts: Sequence[Any]) -> float:
-    """Chance of a first guess, before any was seen: a trained drafter nearly always pays."""
-    return 0.65 if any(hasattr(one, "network") for one in drafts) else Survival.START
+def hope(drafts: Sequence[object]) -> float:
+    """Chance of a first draft token, before any was seen: a trained drafter nearly always pays."""
+    return 0.65 if any(facts(one).trained for one in drafts) else Survival.START
 
 
 def assumed(target: Model, drafts: Sequence[Model]) -> Nominal:
     """Costs from what the models are: their sizes, and whether a GPU reads more tokens for nothing."""
-    network = getattr(target, "network", None)
-    on_gpu = network is not None and network.device.type == "cuda"
-    size = _size(target)
-    more = 0.01 if on_gpu else 0.05 if hasattr(network, "blocks") else 0.1  # ours is the leaner network
-    return Nominal(more, max([0.002, *(_size(one) / size for one in drafts)]) if size else 0.1)
-
-
-def _size(model: Any) -> int:
-    """About how many weights a call reads, from the shape of the model: packed weights cannot be counted."""
-    if hasattr(model, "parts"):
-        return max(map(_size, model.parts))
-    network = getattr(model, "network", None)
-    if network is None:
-        return 0
-    if not hasattr(network.config, "get_text_config"):  # a head: its last layer alone reads every guess
-        shape, layers, output = network.config.shape, 1, len(network.tokens)
-        width, shared, inner = shape.width, shape.shared * shape.size, shape.inner
-    else:
-        config = network.config.get_text_config()
-        width, layers, output = config.hidden_size, config.num_hidden_layers, config.vocab_size
-        heads = config.num_attention_heads
-        shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
-        inner = getattr(config, "intermediate_size", None) or 4 * width
-    return int(layers * width * (2 * width + 2 * shared + 3 * inner) + output * width)
+    known = facts(target)
+    drafting = max([0.002, *(facts(one).weights / known.weights for one in drafts)]) if known.weights else 0.1
+    return Nominal(known.token_cost, drafting)
 
 
 def _reached(step: Step) -> Sequence[float]:

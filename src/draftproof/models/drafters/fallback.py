@@ -15,9 +15,20 @@ from array_api_compat import array_namespace, is_numpy_array
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.base import Model, Session, forget
+from draftproof.models.base import (
+    LearnsFromTarget,
+    Model,
+    ModelFacts,
+    Session,
+    draft_session,
+    facts,
+    forget,
+    innermost,
+    offers,
+    taps,
+)
 
-# Score of what a certain guess leaves out. Finite: where a control cuts the guess, a poor law is left, not none.
+# Score of the tokens beside a certain guess. Finite, so that masking the guess still leaves a valid law.
 UNLIKELY = -1e4
 
 
@@ -38,19 +49,21 @@ class Mixed:
         self.context: int | None = None
         self.end_tokens: tuple[int, ...] = ()
         self.tokenizer = None
-        self.taps: Sequence[int] = next((part.taps for part in self.parts if getattr(part, "taps", ())), ())
+        self.taps: Sequence[int] = next((read for part in self.parts if (read := taps(part))), ())
 
     def session(self, rows: int, capacity: int) -> MixedSession:
         return MixedSession([part.session(rows, capacity) for part in self.parts], self.vocabulary)
 
     def beside(self, session: Any) -> MixedSession:
         """Where one of the drafters reads the target's hidden states in this session."""
-        main = session
-        while hasattr(main, "session"):  # a memory in front of the target
-            main = main.session
-        room = main.cache.rows, main.capacity
-        made = [part.beside(session) if getattr(part, "taps", ()) else part.session(*room) for part in self.parts]
-        return MixedSession(made, self.vocabulary)
+        main = innermost(session)
+        parts = [draft_session(part, session, main.cache.rows, main.capacity) for part in self.parts]
+        return MixedSession(parts, self.vocabulary)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Of the largest drafter; how good they are together is not known before they were seen."""
+        return ModelFacts(weights=max(facts(part).weights for part in self.parts))
 
 
 class MixedSession:
@@ -60,6 +73,7 @@ class MixedSession:
 
     def __init__(self, sessions: Sequence[Session], vocabulary: int) -> None:
         self.sessions: list[Any] = list(sessions)
+        self.learners = [one for session in sessions if (one := offers(session, LearnsFromTarget)) is not None]
         self.vocabulary = vocabulary
         self.source: list[int] = []  # of each row, in this step
 
@@ -84,9 +98,8 @@ class MixedSession:
 
     def learn(self, tree: Tree, tokens: Array, logits: Array) -> None:
         """The target's logits [B, N, V], for drafters that remember them."""
-        for session in self.sessions:
-            if hasattr(session, "learn"):
-                session.learn(tree, tokens, logits)
+        for session in self.learners:
+            session.learn(tree, tokens, logits)
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for session in self.sessions:

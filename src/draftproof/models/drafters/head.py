@@ -22,6 +22,7 @@ from draftproof import native
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
+from draftproof.models.base import ModelFacts, innermost
 from draftproof.models.hf import HFModel, HFSession, additive, ancestry
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import head as headnet
@@ -29,6 +30,7 @@ from draftproof.models.llama.block import Mask, Rotation
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.llama.int8 import Int8Linear, in_integers
 from draftproof.models.llama.rebuild import Packed, pack
+from draftproof.models.memo import Memo
 
 SHIPPED = Path(__file__).resolve().parents[2] / "weights" / "smollm2-head"
 
@@ -44,8 +46,8 @@ class HeadModel:
         self.end_tokens = target.end_tokens
         self.tokenizer = None  # its tokens are the target's by construction
         self.taps = network.config.taps
-        self.past: Any = None  # what an engine has learned by drafting with it, for its next text
-        self.names = network.tokens.cpu().numpy()
+        self.kept: dict[str, Any] = {}  # what an engine has learned by drafting with it, for its next text
+        self.draft_tokens = network.tokens.cpu().numpy()
         whole = target.network
         self.embed = whole.get_input_embeddings()
         output = nn.Linear(network.config.shape.width, len(network.tokens), bias=False)
@@ -66,11 +68,18 @@ class HeadModel:
 
     def beside(self, session: Any) -> HeadSession:
         """A session that reads the hidden states of this one, a session of the target with the head's taps."""
-        while hasattr(session, "session"):  # a memory in front of the target
-            session = session.session
-        if getattr(session, "model", None) is not self.target:
+        main = innermost(session)
+        if not isinstance(main, HFSession) or main.model is not self.target:
             raise DraftproofError(f"this head drafts for {self.target.name!r}: open it with the target it is to serve")
-        return HeadSession(self, session)
+        return HeadSession(self, main)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The last layer alone reads every guess, so its weights count."""
+        shape = self.network.config.shape
+        layer = shape.width * (2 * shape.width + 2 * shape.shared * shape.size + 3 * shape.inner)
+        device = str(self.embed.weight.device.type)
+        return ModelFacts(layer + len(self.network.tokens) * shape.width, trained=True, device=device)
 
     @torch.no_grad()
     def run(
@@ -117,14 +126,14 @@ class HeadSession:
         self.cache.take(target, filled)
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
-        return self._spread(self.narrow(tree, tokens, nodes), -torch.inf)
+        return self._spread(self.extend_reduced(tree, tokens, nodes), -torch.inf)
 
     @property
-    def names(self) -> np.ndarray:
-        """[D] the tokens it can guess, ascending."""
-        return self.model.names
+    def draft_tokens(self) -> np.ndarray:
+        """[D] the tokens it can draft, ascending."""
+        return self.model.draft_tokens
 
-    def narrow(self, tree: Tree, tokens: Array, nodes: range) -> torch.Tensor:
+    def extend_reduced(self, tree: Tree, tokens: Array, nodes: range) -> torch.Tensor:
         """The same for the tokens it can guess alone, [B, len(nodes), D]."""
         tokens = np.asarray(tokens)
         for level in tree.levels:
@@ -134,8 +143,8 @@ class HeadSession:
         return self.model.scores(self.states[:, nodes.start :])
 
     def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """After the only text here a guess for each u, one after another, in one go: places among `names` [L], and the
-        laws [L + 1, D] that they were drawn from, a zero row after them; None where that cannot be done."""
+        """Draft tokens after the only text here, one for each u, in one call of C: places among `draft_tokens` [L], and
+        the laws [L + 1, D] that they were drawn from, a zero row after them; None where that cannot be done."""
         if self.model.in_c is None or not 2 <= len(self.texts[0]) <= min(self.cache.capacity, native.LONGEST) - len(u):
             return None
         self._first(1)
@@ -255,10 +264,10 @@ def check(target: HFModel, config: HeadConfig) -> None:
 
 def find(name: str, target: Any) -> HeadModel:
     """The head that comes with the package ("head") or the one in a folder, for this target."""
-    while not isinstance(target, HFModel):  # perhaps with a memory in front of it
-        if not hasattr(target, "model"):
-            raise DraftproofError(f"a head reads hidden states and {target.name!r} has none: choose --draft ngram")
+    while isinstance(target, Memo):
         target = target.model
+    if not isinstance(target, HFModel):
+        raise DraftproofError(f"a head reads hidden states and {target.name!r} has none: choose --draft ngram")
     if name not in target.heads:  # to lay one out takes a moment, and it serves every text of its target
         folder = SHIPPED if name == "head" else Path(name).expanduser()
         check(target, headnet.describe(folder))  # before the weights are read

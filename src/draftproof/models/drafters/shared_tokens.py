@@ -17,8 +17,8 @@ from array_api_compat import array_namespace
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.base import Model, forget
-from draftproof.models.drafters.token_bytes import Reader, Spelling, common, outgrown, rejoin, room, shorten
+from draftproof.models.base import Model, forget, rejoin
+from draftproof.models.drafters.token_bytes import Reader, Spelling, common, outgrown, room, shorten
 
 FEWEST = 20  # one token in so many must be shared: a drafter that can name less is seldom right
 

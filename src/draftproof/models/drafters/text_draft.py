@@ -17,8 +17,8 @@ from array_api_compat import array_namespace
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.base import Model, forget
-from draftproof.models.drafters.token_bytes import Reader, Spelling, common, outgrown, rejoin, room, shorten
+from draftproof.models.base import Model, forget, rejoin
+from draftproof.models.drafters.token_bytes import Reader, Spelling, common, outgrown, room, shorten
 
 AHEAD = 4  # tokens beyond two for each guess, in which it must have been written
 MARGIN = 64  # bytes before the guesses that are tokenised with them: a tokenizer looks at a word's surroundings

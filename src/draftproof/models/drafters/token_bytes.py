@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from draftproof.errors import DraftproofError
-from draftproof.models.base import Model, Session
+from draftproof.models.base import Model
 
 NODES = 40  # of a step, at most, but for the largest trees
 
@@ -97,15 +97,6 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the beginning that two texts have in common."""
     differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))
-
-
-def rejoin(session: Session, row: int, tokens: Sequence[int], kept: int) -> None:
-    """Give a row another text; a session that can go back keeps what it has read of the beginning."""
-    again = getattr(session, "rejoin", None)
-    if again is None:
-        session.join(row, tokens)
-    else:
-        again(row, tokens, kept)
 
 
 def _letters(token: str) -> bytes:
