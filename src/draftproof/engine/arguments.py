@@ -20,7 +20,7 @@ Drafts = Named | Sequence[Named] | None
 
 
 class Settings(TypedDict, total=False):
-    """The settings of `generate` and `stream`; `prepare` says what they mean."""
+    """The settings of `generate` and `stream`; `generate` says what they mean."""
 
     draft: Drafts
     verify: str
