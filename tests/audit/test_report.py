@@ -177,7 +177,7 @@ def test_collect_then_audit(draftproof, folder, tmp_path):
         (["audit", "file.txt", "--target", "FOLDER"], "line 1 is not JSON"),
         (["audit", "file.txt", "--html", "nowhere/page.html"], "the report cannot be written to nowhere/page.html"),
         (["audit", "bytes.txt", "--target", "FOLDER"], "bytes.txt is not UTF-8 text"),
-        (["collect", "engine", "bytes.txt", "out"], "bytes.txt is not UTF-8 text (byte 0): save it as such"),
+        (["collect", "engine", "bytes.txt", "out"], "bytes.txt is not UTF-8 text (byte 0): save it as UTF-8"),
         (["collect", "engine", "file.txt", "nowhere/out"], "transcripts cannot be written to nowhere/out"),
         (["collect", "engine", "file.txt", "out", "-n", "0"], "max_new_tokens must be at least 1"),
         (["collect", "engine", "none.txt", "out"], "prompts cannot be read from none.txt"),

@@ -248,7 +248,7 @@ def test_mistakes_are_one_line_and_exit_code_2(draftproof, words, message):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "\n \n", "holds no prompt: write one a line"),
+        ("a.txt", "\n \n", "contains no prompt: write one per line"),
         ("a.jsonl", '{"prompt": "x"}\nnothing\n', "line 2 of .* is not JSON"),
         ("a.jsonl", '{"text": "x"}\n', "line 1 of .* has no prompt: give it as one of prompt, question"),
         ("a.jsonl", '["x"]\n', "line 1 of .* has no prompt"),

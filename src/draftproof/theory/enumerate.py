@@ -33,7 +33,7 @@ def drafts(target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Con
             continue
         grown = []
         for tokens, chance in outcomes:
-            laws = [_draft_row(one, tree, tokens, node, context) for one in _several(drafter)]
+            laws = [_draft_row(model, tree, tokens, node, context) for model in _several(drafter)]
             for guess in itertools.product(range(-1, len(laws[0])), repeat=len(children)):
                 share = _chance(draw, laws, guess)
                 if share > 0:
@@ -57,9 +57,9 @@ def reduced(verifier: Verifier, draft: Draft, chance: Any) -> tuple[Draft, Any]:
         return draft, chance
     chains, weights = [], []
     for b in range(len(chance)):
-        one = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
-        for u, weight in verifier.cells(one):
-            chains.append(verifier.select(one, u[None]).chain)
+        single = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
+        for u, weight in verifier.cells(single):
+            chains.append(verifier.select(single, u[None]).chain)
             weights.append(chance[b] * weight)
     tokens, q, p = (np.concatenate(arrays) for arrays in zip(*(chain[1:4] for chain in chains), strict=True))
     return Draft(chains[0].tree, tokens, q, p), np.array(weights)
