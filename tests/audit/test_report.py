@@ -173,7 +173,7 @@ def test_collect_then_audit(draftproof, folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["audit", "none.jsonl"], "no transcripts at none.jsonl: `draftproof collect` makes some"),
+        (["audit", "none.jsonl"], "no transcripts at none.jsonl: create some with `draftproof collect`"),
         (["audit", "file.txt", "--target", "FOLDER"], "line 1 is not JSON"),
         (["audit", "file.txt", "--html", "nowhere/page.html"], "the report cannot be written to nowhere/page.html"),
         (["audit", "bytes.txt", "--target", "FOLDER"], "bytes.txt is not UTF-8 text"),
@@ -183,7 +183,7 @@ def test_collect_then_audit(draftproof, folder, tmp_path):
         (["collect", "engine", "none.txt", "out"], "prompts cannot be read from none.txt"),
         (["collect", "engine", "file.txt", "out", "--samples", "0"], "samples must be at least 1"),
         (["collect", "engine", "file.txt", "out", "--seed", "-1"], "seed must be an integer from 0"),
-        (["collect", "engine", "file.txt", "file.txt"], "file.txt holds the prompts: choose another file"),
+        (["collect", "engine", "file.txt", "file.txt"], "file.txt contains the prompts: choose another file"),
         (["collect", "elsewhere", "file.txt", "out", "--target", "FOLDER"], "unknown source 'elsewhere'"),
         (["collect", "assisted", "file.txt", "out", "--target", "FOLDER"], "assisted generation needs a model"),
         (["collect", "vllm", "file.txt", "out", "--target", "FOLDER"], "vllm is not installed here"),
