@@ -95,7 +95,7 @@ def taught(target: HFModel, prompts: Sequence[Any]) -> HeadModel:
     from draftproof.distill import head
     from draftproof.distill.data import Text
     from draftproof.distill.teacher import Library
-    from draftproof.distill.train import Settings, Trainer
+    from draftproof.distill.train import TrainSettings, Trainer
 
     torch.manual_seed(0)
     texts = collect.engine(target, prompts, Sampling(), samples=1 + LESSONS // 16, seed=1)
@@ -103,7 +103,7 @@ def taught(target: HFModel, prompts: Sequence[Any]) -> HeadModel:
     tokens = torch.tensor(said[: len(said) // 96 * 96]).reshape(-1, 96)
     student = head.student(target, torch.arange(target.vocabulary), 1, 3)
     library = Library(target, Text(tokens, tokens >= 0, torch.ones(len(tokens))), student.taps, student.tokens)
-    Trainer(library, student, Settings(steps=LESSONS, rows=16)).run(lambda progress: None)
+    Trainer(library, student, TrainSettings(steps=LESSONS, rows=16)).run(lambda progress: None)
     return HeadModel(target, student.network.eval())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftproof.distill.attention import Past
+from draftproof.distill.attention import UnrolledCache
 
 
 def dense(queries: list[torch.Tensor], keys: list[torch.Tensor], values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -19,7 +19,7 @@ def dense(queries: list[torch.Tensor], keys: list[torch.Tensor], values: list[to
 
 
 def joined(queries: list[torch.Tensor], keys: list[torch.Tensor], values: list[torch.Tensor]) -> list[torch.Tensor]:
-    past = Past()
+    past = UnrolledCache()
     return [past.attend(*three)[:, :, k:] for k, three in enumerate(zip(queries, keys, values, strict=True))]
 
 

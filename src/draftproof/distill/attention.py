@@ -1,8 +1,8 @@
-"""Attention of guesses in training: the target's entries up to a token, then one own entry for each step since.
+"""Attention for training a head on its own guesses: causal over the target's entries, then over one entry per step.
 
-Entries of the target are many and form a triangle, which is what fast kernels do; own entries are few and each is a
-product of vectors. The two parts are joined by their normalisers, as in ring attention (Liu et al. 2310.01889), and
-the kernel's backward pass, given the joint output and normaliser, is right for its part.
+The target's entries are many and form a causal triangle, for which there are fast kernels; a head's own entries are
+few, and each is a product of vectors. The two parts are joined by their normalisers, as in ring attention (Liu et al.
+2310.01889), and the kernel's backward pass, given the joint output and normaliser, is correct for its part.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ from typing import Any
 import torch
 
 aten: Any = torch.ops.aten
-HALVES = (torch.float16, torch.bfloat16)  # what the kernel for CUDA knows
+HALVES = (torch.float16, torch.bfloat16)  # types that the CUDA kernel takes
 
 
-class Past:
-    """Keys and values [B, heads, T, size] of one layer: of the target's entries, then of each own step."""
+class UnrolledCache:
+    """Keys and values [B, heads, T, size] of one layer: those of the target's entries, then those of each own step."""
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """[B, heads, T, size]; in step k query t sees entries up to t - k, and its own of the steps since."""
+        """Attention output [B, heads, T, size]: in step k, query t sees entries up to t - k and its own since."""
         self.keys.append(key)
         self.values.append(value)
         steps = len(self.keys) - 1
-        length = query.shape[2] - steps  # the first few have no past that long, and no meaning
+        length = query.shape[2] - steps  # the first few have no such past and are not used
         aligned = [part[:, :, j : j + length] for own in (self.keys, self.values) for j, part in enumerate(own)]
-        made = _Joined.apply(query[:, :, steps:], *aligned)  # type: ignore[no-untyped-call]
-        return torch.nn.functional.pad(made, (0, 0, steps, 0))
+        output = _Joined.apply(query[:, :, steps:], *aligned)  # type: ignore[no-untyped-call]
+        return torch.nn.functional.pad(output, (0, 0, steps, 0))
 
 
 class _Joined(torch.autograd.Function):
-    """Query t over keys 0 to t of the first part, and key t of every other."""
+    """Attention of query t over keys 0 to t of the first part, and over key t of every other part."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
         keys, values = parts[: len(parts) // 2], parts[len(parts) // 2 :]
-        made, total, ctx.rest = _triangle(query, keys[0], values[0])
+        output, total, ctx.rest = _triangle(query, keys[0], values[0])
         if len(keys) > 1:
             scores = torch.stack([total, *(_dot(query, key) for key in keys[1:])])
             total = torch.logsumexp(scores, dim=0)
             shares = torch.exp(scores - total)[..., None].to(query.dtype)
-            made = made * shares[0]
+            output = output * shares[0]
             for share, value in zip(shares[1:], values[1:], strict=True):
-                made = torch.addcmul(made, share, value)
-        ctx.save_for_backward(query, *parts, made, total)
-        return made
+                output = torch.addcmul(output, share, value)
+        ctx.save_for_backward(query, *parts, output, total)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, *parts, made, total = ctx.saved_tensors
+        query, *parts, output, total = ctx.saved_tensors
         keys, values = parts[: len(parts) // 2], parts[len(parts) // 2 :]
         grad = grad.contiguous()
-        grad_query, grad_key, grad_value = _triangle_back(grad, query, keys[0], values[0], made, total, ctx.rest)
+        grad_query, grad_key, grad_value = _triangle_back(grad, query, keys[0], values[0], output, total, ctx.rest)
         key_grads, value_grads = [grad_key], [grad_value]
-        level = (grad * made).sum(-1, dtype=torch.float32) if len(keys) > 1 else None
+        level = (grad * output).sum(-1, dtype=torch.float32) if len(keys) > 1 else None
         for key, value in zip(keys[1:], values[1:], strict=True):
             share = torch.exp(_dot(query, key) - total)
             pull = (share * ((grad * value).sum(-1, dtype=torch.float32) - level))[..., None] / math.sqrt(
@@ -75,15 +75,15 @@ def _dot(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _triangle(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """Output [B, heads, T, size], log of the normaliser [B, heads, T], and what the way back asks for."""
+    """Output [B, heads, T, size], log normaliser [B, heads, T], and what the backward pass needs."""
     if query.device.type == "cpu":
-        made, total = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
-        return made, total, None
+        output, total = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
+        return output, total, None
     if query.dtype in HALVES:
-        made, total, *rest = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)
-        return made, total, rest[:6]
-    made, total, *rest = aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, True)
-    return made, total[..., : query.shape[2]], (total, rest)
+        output, total, *rest = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)
+        return output, total, rest[:6]
+    output, total, *rest = aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, True)
+    return output, total[..., : query.shape[2]], (total, rest)
 
 
 def _triangle_back(
@@ -91,21 +91,21 @@ def _triangle_back(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    made: torch.Tensor,
+    output: torch.Tensor,
     total: torch.Tensor,
     rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    given = (grad, query, key, value)
+    inputs = (grad, query, key, value)
     if query.device.type == "cpu":
         back = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return back(*given, made, total, 0.0, True)  # type: ignore[no-any-return]
+        return back(*inputs, output, total, 0.0, True)  # type: ignore[no-any-return]
     if query.dtype in HALVES:
         cum_query, cum_key, most_query, most_key, seed, offset = rest
         back = aten._scaled_dot_product_flash_attention_backward
         few = (cum_query, cum_key, most_query, most_key, 0.0, True, seed, offset)
-        return back(*given, made, total, *few)  # type: ignore[no-any-return]
+        return back(*inputs, output, total, *few)  # type: ignore[no-any-return]
     padded, (seed, offset) = rest
     padded = padded.clone()
     padded[..., : query.shape[2]] = total
     back = aten._scaled_dot_product_efficient_attention_backward
-    return back(*given, None, made, padded, seed, offset, 0.0, [True, True, True, False], True)[:3]  # type: ignore[no-any-return]
+    return back(*inputs, None, output, padded, seed, offset, 0.0, [True, True, True, False], True)[:3]  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Teaching a head: it runs over its own output several times, so it learns from what it will see when drafting.
+"""Train a head on its own output over several steps, as it will be used for drafting.
 
-In step k the entry of token t knows the target's states up to token t - k and the head's own from there on
-(training-time test, Li et al. 2503.01840).
+In step k the entry of token t depends on the target's hidden states up to token t - k and on the head's own from there
+on (training-time test, Li et al. 2503.01840).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.distill.attention import Past
+from draftproof.distill.attention import UnrolledCache
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Seen
 from draftproof.errors import DraftproofError
@@ -30,7 +30,7 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
     config = target.config.get_text_config()
     width = int(config.hidden_size)
     size = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)
-    # every head has its own keys and values: they are cheap in a single layer
+    # no grouped keys and values: in a single layer they are cheap
     shape = Shape(width, width // size, width // size, size, int(getattr(config, "intermediate_size", 4 * width)))
     deep = int(config.num_hidden_layers)
     taps = tuple(sorted({max(deep // 3, 1), max(2 * deep // 3, 1), deep}))
@@ -43,7 +43,7 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
         if final is not None and final.weight.shape == network.norm_out.weight.shape:
             network.norm_out.weight.copy_(final.weight)  # the scale that the output matrix expects
         for name, weight in network.named_parameters():
-            if name.endswith(("out.weight", "down.weight")) and weight.ndim == 2:  # a new layer changes little yet
+            if name.endswith(("out.weight", "down.weight")) and weight.ndim == 2:  # a new layer changes little
                 weight.mul_(0.1)
     return _taught(network, target, steps)
 
@@ -51,9 +51,9 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
 def resume(
     model: HFModel, folder: Path, steps: int, layers: int | None = None, frequent: torch.Tensor | None = None
 ) -> Student:
-    """The head in a folder, to be taught further: with more layers and other tokens, if they are asked for."""
+    """Load the head in a folder for further training, optionally with more layers and other draft tokens."""
     network = headnet.load(folder)
-    if frequent is not None:  # what is guessed is no part of the weights
+    if frequent is not None:  # the draft tokens are not part of the weights
         network.config = network.config._replace(draft_tokens=len(frequent))
         network.tokens = frequent
     more = (layers or network.config.layers) - network.config.layers
@@ -67,7 +67,7 @@ def resume(
 
 
 def _grown(network: HeadNetwork, more: int) -> HeadNetwork:
-    """With new layers before the others, which at first change nothing."""
+    """Put new layers before the others; at first they change nothing."""
     config = network.config
     large = HeadNetwork(config._replace(layers=config.layers + more))
     weights = {name: value for name, value in network.state_dict().items() if not name.startswith("blocks.")}
@@ -102,9 +102,9 @@ def unroll(network: HeadNetwork, seen: Seen, embed: Any, output: torch.Tensor, c
     positions = torch.arange(embeddings.shape[1], device=seen.tokens.device)
     rotation = Rotation.of(positions[None], network.frequencies).to(embeddings.dtype)
     eps = network.config.shape.eps
-    # in training every call has the same shape, so what stands between products is worth fusing
+    # in training every call has the same shape, so fusing the work between products pays
     join, before, after, say = fused() if embeddings.is_cuda and torch.is_grad_enabled() else PARTS
-    pasts = [Past() for _ in network.blocks]
+    pasts = [UnrolledCache() for _ in network.blocks]
     states = network.fuse(seen.features[:, :-1])
     for step in range(count):
         norms = network.norm_state.weight, network.norm_embedding.weight
@@ -117,7 +117,7 @@ def unroll(network: HeadNetwork, seen: Seen, embed: Any, output: torch.Tensor, c
             weights = block.out.weight, block.norm_mlp.weight, block.gate_up.weight, block.down.weight
             x = after(x, pasts[n].attend(*asked), *weights, eps)
         yield say(x, network.norm_out.weight, output, eps)
-        states = torch.cat([states[:, :1], x[:, :-1]], dim=1)  # the first entry has no past, and no meaning now
+        states = torch.cat([states[:, :1], x[:, :-1]], dim=1)  # the first entry has no past and is not used
 
 
 # The head in four parts, functions of tensors alone
