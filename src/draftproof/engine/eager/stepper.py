@@ -17,7 +17,7 @@ from draftproof.engine.memory import draft_bytes
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import shape_name
-from draftproof.engine.tuning.tuner import StepReport, Tuner
+from draftproof.engine.tuning import StepReport, Tuner
 from draftproof.errors import first_line
 from draftproof.models.base import Model, cache_bytes, draft_sessions, sessions, slot_bytes
 
