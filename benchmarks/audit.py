@@ -28,7 +28,7 @@ from draftproof.bench.rows import facts
 from draftproof.draft import Tree
 from draftproof.engine.arguments import encode
 from draftproof.models import load
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.head import find as find_head
 from draftproof.models.drafters.ngram import NGram
@@ -145,7 +145,7 @@ class Drafters:
                 return NGram(target.vocabulary)
             case "cache":
                 return Recall(target.vocabulary)
-        return Mixed([self[part] for part in name.split("|")])
+        return Fallback([self[part] for part in name.split("|")])
 
 
 def engines(target: HFModel, length: int, rows: int, lean: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from draftproof.audit.rows import read as laws
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.models.base import sessions
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
@@ -62,7 +62,7 @@ def test_the_guesses_of_a_head_and_of_a_mixture_are_those_of_the_engine():
     """Read from whole transcripts side by side; a mixture's are the n-gram's where it has one."""
     target = tiny.model()
     head = HeadModel(target, network())
-    mixed = Mixed([NGram(tiny.VOCABULARY), head])
+    mixed = Fallback([NGram(tiny.VOCABULARY), head])
     texts = [
         Transcript((65, 66, 67, 65, 66), (67, 65, 70), Sampling()),
         Transcript((70,), (71, 72, 73, 74), Sampling()),
@@ -83,7 +83,7 @@ def test_the_guesses_of_a_head_and_of_a_mixture_are_those_of_the_engine():
 def test_our_engine_is_exact_with_other_drafters(name):
     target = tiny.model()
     ngram, head, cache = NGram(tiny.VOCABULARY), HeadModel(target, network()), Recall(tiny.VOCABULARY)
-    draft = {"head": head, "ngram|head": Mixed([ngram, head]), "cache": cache}[name]
+    draft = {"head": head, "ngram|head": Fallback([ngram, head]), "cache": cache}[name]
     settings = {"samples": 8, "max_new_tokens": 25, "seed": 1, "rows": 5}
     made = list(collect.engine(target, PROMPTS, COOL, draft=draft, tree=Tree.chain(3), **settings))
     assert [text.prompt for text in made] == [prompt for prompt in PROMPTS for _ in range(8)]  # as they were asked for

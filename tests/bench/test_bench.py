@@ -169,7 +169,7 @@ def test_prompts_in_groups(folders, tmp_path):
     ids = {text: tuple(tiny.tokenizer()(text)["input_ids"]) for text in ("x", "zz", "w")}
     assert prompts(pair, file, "kind") == {"b": [ids["x"], ids["w"]], "a": [ids["zz"]]}
     assert prompts(pair, file, None) == {"": list(ids.values())}
-    with pytest.raises(DraftproofError, match=r"has no field 'category': it has kind, turns"):
+    with pytest.raises(DraftproofError, match=r"has no field 'category': choose from kind, turns"):
         prompts(pair, file, "category")
     with pytest.raises(DraftproofError, match=r"grouped by a field of a \.jsonl file: give one with --prompts"):
         prompts(pair, None, "kind")
@@ -194,10 +194,10 @@ def test_the_target_may_be_inflated_and_the_drafter_blurred(folders, monkeypatch
         (("--verify", "blok"), "unknown verifier 'blok'"),
         (("--tree", "star:2"), "verifier 'block' works on chain drafts only: choose such a tree"),
         (("--inflate", "9b"), "unknown shape '9b'"),
-        (("--inflate", "8b", "--dtype", "int8"), "inflate makes float weights, not those of int8"),
+        (("--inflate", "8b", "--dtype", "int8"), "inflate does not work with int8 weights"),
         (("--inflate", "8b", "--dtype", "float33"), "unknown dtype 'float33': use float32"),
-        (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs a model with float weights"),
-        (("--blur", "0.1"), "blur needs a model with float weights as drafter, not 'ngram' in float32"),
+        (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs a draft model with float weights"),
+        (("--blur", "0.1"), "blur needs a draft model with float weights, not 'ngram' in float32"),
         (("--blur", "2"), "blur must be from 0 to 1, not 2.0"),
         (("--seed", "-1"), "seed must be an integer from 0"),
         (("--only", "nobody"), "--only nobody leaves nothing to measure: choose from draftproof plain"),

@@ -130,7 +130,7 @@ def test_a_cache_that_cannot_be_written_is_told(draftproof, monkeypatch, tmp_pat
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "file" / "cache"))
     code, out, err = draftproof("generate", "x")
     assert (code, out) == (2, "")
-    assert err.startswith(f"error: the default model cannot be kept in {tmp_path / 'file' / 'cache'} (")
+    assert err.startswith(f"error: the default model cannot be stored in {tmp_path / 'file' / 'cache'} (")
     assert "set DRAFTPROOF_CACHE" in err
     assert err.count("\n") == 1
 

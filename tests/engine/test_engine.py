@@ -16,7 +16,7 @@ from draftproof.kernels.types import unsupported
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.ngram import NGram, NGramSession
 from draftproof.models.drafters.recall import Recall
-from draftproof.models.drafters.text_draft import Retold
+from draftproof.models.drafters.text_draft import TextDrafter
 from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel
@@ -240,7 +240,7 @@ def poisoned(seed: int = 0) -> HFModel:
 def test_a_text_whose_states_are_not_numbers_leaves_none_of_them_in_its_row(draft, place):
     target = poisoned()
     small = poisoned(seed=1)
-    drafts = {"model": small, "text": Retold(target, small), "head": HeadModel(target, network())}
+    drafts = {"model": small, "text": TextDrafter(target, small), "head": HeadModel(target, network())}
     how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
     engine = dp.Engine(target, draft=drafts.get(draft), rows=3, length=80)
     prompts = [list(range(60, 90)), [70, 71]]  # one is longer than the wrong text, so what that leaves is looked at

@@ -20,7 +20,7 @@ from draftproof.draft import Tree
 from draftproof.engine.eager import unless_silent
 from draftproof.law import Array, at, normalise
 from draftproof.models.base import Model, draft_session, taps
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.sampling import Context, Sampling, law
 
 _OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
@@ -61,7 +61,7 @@ def read(batch: Sequence[Transcript], target: Model, draft: Model | None) -> Ite
     if draft is not None:
         guesser = draft_session(draft, session, *room)
         speaks = guesser.speaks
-        at_once = speaks == "logits" and not hidden and not isinstance(draft, Mixed)
+        at_once = speaks == "logits" and not hidden and not isinstance(draft, Fallback)
         guesses = _whole(guesser, batch) if at_once else _token_by_token(guesser, batch)
     for b, transcript in enumerate(batch):
         part = slice(len(transcript.output))

@@ -22,7 +22,7 @@ from draftproof.errors import DraftproofError
 from draftproof.law import Array, at
 from draftproof.models import check_vocabularies
 from draftproof.models.base import Model, facts
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.recall import Recall
 from draftproof.sampling import Sampling, law
 
@@ -67,7 +67,7 @@ def audit(
         raise DraftproofError(f"tolerance must be at least 0 and below 0.5, in total variation, not {tolerance!r}")
     if draft is not None:
         check_vocabularies(target, draft)
-        parts = draft.parts if isinstance(draft, Mixed) else [draft]
+        parts = draft.parts if isinstance(draft, Fallback) else [draft]
         if any(isinstance(part, Recall) for part in parts):
             raise DraftproofError("the guesses of a cache depend on all text it had seen: audit without a draft")
     remaining = iter(transcripts)
