@@ -197,7 +197,10 @@ def test_the_list_names_every_verifier(draftproof):
             "--reproducible and --lossy typical name different",
         ),
         (["generate", "x", "--target", ""], "unknown model ''"),
-        (["generate", "caf\udce9", "--target", "FOLDER"], "the prompt has bytes that are no text: give it in UTF-8"),
+        (
+            ["generate", "caf\udce9", "--target", "FOLDER"],
+            "the prompt contains bytes that are not text: give it in UTF-8",
+        ),
         (["generate", "", "--target", "FOLDER"], "the prompt is empty"),
         (["generate", "x" * 200, "--target", "FOLDER"], "the prompt has 200 tokens but the context"),
         (["generate", "x", "--target", "FOLDER", "--tree", "star:3"], "'block' works on chain drafts only"),

@@ -318,7 +318,7 @@ def test_a_request_of_another_engine_is_left_alone():
     with pytest.raises(dp.DraftproofError, match="cancel takes a request that add_request returned, not 3"):
         mine.cancel(3)
     for request in (running, waiting):
-        with pytest.raises(dp.DraftproofError, match="not of this engine: cancel it where it was added"):
+        with pytest.raises(dp.DraftproofError, match="belongs to another engine: cancel it where it was added"):
             other.cancel(request)
     assert not other.scheduler._flights  # nor is anything opened for it
     finish(mine)
@@ -327,7 +327,7 @@ def test_a_request_of_another_engine_is_left_alone():
 
 def test_mistakes_are_named_at_once():
     engine = dp.Engine(tiny.model(), draft=None, rows=1, length=20)
-    with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit 20"):
+    with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit into 20"):
         engine.add_request("abc", max_new_tokens=18)
     with pytest.raises(dp.DraftproofError, match="max_new_tokens must be a whole number of at least 1, not 0"):
         engine.add_request("abc", max_new_tokens=0)
