@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -13,3 +14,11 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("fixed")
+
+
+@pytest.fixture
+def draftproof(monkeypatch, capsys):
+    """The command: words in; exit code, standard output and standard error out."""
+    from tests.support import command
+
+    return lambda *words: command.run(*words, monkeypatch=monkeypatch, capsys=capsys)

@@ -9,8 +9,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.errors import DraftproofError
+from draftproof.rule import Verifier
 from draftproof.sampling import Anneal, ByEntropy, Sampling
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Sort the draft's support by p/q and let L be the draft mass below each boundary. Cut that order into classes; of the
 best class that holds a draft take the first draft. A class from L to L' is taken with probability L'^K - L^K, shared
-inside in proportion to q. What remains is to choose the cuts, at random.
+inside in proportion to q. It remains to choose the cuts, at random.
 
 Hull: the best law `a` of the pick is read off the upper concave hull of the points (p mass, L^K); on each edge it is a
 multiple of p. Peel: with A the cumulated a, the cuts for a uniform u are the vertices of the lower convex hull of the
@@ -104,7 +104,7 @@ def exchanged(p: Row, a: Row, fixed: list[int]) -> tuple[Any, Row]:
     order = order[np.argsort(p[order] / a[order], kind="stable")]
     scale = (np.cumsum(a[order]) / (sure + np.cumsum(p[order]))).max()
     law = np.where(scale * p < a, scale * p, a)
-    law[fixed] = (a - law).sum() * p[fixed] / sure  # what was exchanged indeed: a rounded scale leaves the law true
+    law[fixed] = (a - law).sum() * p[fixed] / sure  # mass really exchanged: no rounded scale in it
     return scale, law
 
 
@@ -129,7 +129,7 @@ def _chord(plan: HullPlan, place: int, top: int, u: Any, i: int, j: int) -> tupl
     """The edge over `place` to `top` of the lower convex hull of (L, A - u L^K) between boundaries i and j.
 
     Start with the chord from i to j and move its ends to the lowest point under it on either side, until there is none.
-    Points that rounding cannot tell from collinear might take turns for ever: then any of them will do.
+    Points that rounding makes collinear could alternate for ever; then either of them will do.
     """
     first, L = i, plan.L[i : j + 1]
     curve = plan.A[i : j + 1] - u * plan.C[i : j + 1]

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections import Counter
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 import pytest
@@ -15,44 +14,10 @@ import torch
 import draftproof as dp
 from draftproof import verify
 from draftproof.engine.eager import rows as naming
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.generate import choose_draw
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
 from draftproof.models.table import TableModel, TableSession
 from draftproof.theory.enumerate import target_law
 from tests.support import gof, tiny
-
-PROMPT = (0,)
-SAMPLES = 12_000
-
-
-def table(seed: int, size: int = 5, floor: float = 0.1) -> TableModel:
-    """A float model of the whole context; no law has an entry below the floor, so a chi-square needs few samples."""
-
-    @cache
-    def rows(context):
-        law = np.random.default_rng([seed, *(token + 1 for token in context)]).dirichlet(np.full(size, 0.6))
-        return floor + (1 - size * floor) * law
-
-    return TableModel(rows, name=f"table{seed}")
-
-
-def samples(target, draft, verifier, tree, *, length=3, sampling=None, draft_sampling=None, count=SAMPLES):
-    """Outcomes of that many requests in one batch, each in a row of its own."""
-    sampling = sampling or dp.Sampling()
-    drafts = draft if isinstance(draft, list) else [draft]
-    batch = Batch(target, drafts, verifier, tree, choose_draw(verifier, tree, None), count, capacity=0)
-    requests = [
-        Request(target, PROMPT, sampling, draft_sampling or sampling, length, (), Member(seed=3, request=r), Trace())
-        for r in range(count)
-    ]
-    for request in requests:
-        batch.add([request])
-    while not batch.is_finished:
-        batch.step()
-    return Counter(tuple(request.tokens) for request in requests), requests
+from tests.support.schedulers import PROMPT, SAMPLES, ask, eager, samples, table
 
 
 def shape(verifier: dp.Verifier) -> dp.Tree:
@@ -77,7 +42,7 @@ def test_several_drafters_side_by_side(name):
     target = table(1, size=3, floor=0.2)
     counts, _ = samples(target, [table(2, 3), table(3, 3)], verify.get(name), dp.Tree.of(2, 1), count=2500)
     gof.check(counts, target_law(target.rows, 3, PROMPT))
-    with pytest.raises(dp.DraftproofError, match="'optimal' takes guesses of one drafter: for several use recursive"):
+    with pytest.raises(dp.DraftproofError, match="'optimal' takes one drafter only: for several use recursive"):
         dp.generate(target, [0], draft=[target, target], verify="optimal", tree=dp.Tree.star(2))
 
 
@@ -165,12 +130,12 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
     def requests(lengths):
         return [
-            Request(target, (65 + i,) * (i + 1), dp.Sampling(), dp.Sampling(), length, (), Member(7, i), Trace())
+            ask(target, (65 + i,) * (i + 1), dp.Sampling(), dp.Sampling(), length, (7, i))
             for i, length in enumerate(lengths)
         ]
 
     def run(chosen):
-        batch = Batch(target, [draft], verifier, tree, choose_draw(verifier, tree, None), len(chosen), 60)
+        batch = eager(target, [draft], verifier, tree, len(chosen), 60)
         for request in chosen:
             batch.add([request])
         while not batch.is_finished:
@@ -408,10 +373,13 @@ def test_a_guess_that_is_no_token_is_the_drafters_failure(guesses, reason):
 
 def test_a_name_that_is_no_token_is_the_drafters_failure():
     class Few(TableSession):
-        names = np.array([1, 7])
+        draft_tokens = np.array([1, 7])
 
-        def narrow(self, tree, tokens, nodes):
+        def extend_reduced(self, tree, tokens, nodes):
             return np.zeros((len(tokens), len(nodes), 2))
+
+        def widen(self, q):
+            return q
 
     draft = table(2)
     draft.session = lambda rows, capacity: Few(draft, rows)
@@ -439,7 +407,7 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [999]}, "999 is outside the vocabulary"),
-        ({"prompt": [1] * 96}, "prompt has 96 tokens but the context .* holds 96: shorten"),
+        ({"prompt": [1] * 96}, "prompt has 96 tokens but the context .* has 96: shorten"),
         ({"verify": "blok"}, "unknown verifier 'blok': did you mean 'block'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be"),
@@ -448,10 +416,10 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"n": 0}, "n must be a whole number of at least 1, not 0"),
         ({"n": 1.5}, "n must be a whole number of at least 1, not 1.5"),
         ({"n": True}, "n must be a whole number of at least 1, not True"),
-        ({"temperature": 0.7}, r"temperature says how tokens are drawn: give sampling=Sampling\(temperature=...\)"),
+        ({"temperature": 0.7}, r"temperature is a sampling control: pass sampling=Sampling\(temperature=...\)"),
         ({"max_tokens": 7}, "unknown setting 'max_tokens': did you mean 'max_new_tokens'"),
         ({"draft": "ngrm"}, "unknown draft 'ngrm': did you mean 'ngram'"),
-        ({"prompt": b"hello"}, "a prompt is words, chat messages or token ids, not bytes"),
+        ({"prompt": b"hello"}, "a prompt is text, chat messages or token ids, not bytes"),
         ({"tree": "chain:x"}, "unknown tree 'chain:x': use chain:5"),
         ({"tree": 5}, "unknown tree 5: use a Tree"),
         ({"draft": "no-such-model"}, "unknown model 'no-such-model'"),
@@ -462,9 +430,9 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"sampling": {"top_k": 3}}, r"sampling must be a Sampling, .* not \{'top_k': 3\}"),
         ({"draft_sampling": 0.8}, "sampling must be a Sampling, .* not 0.8"),
         ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number of at least 1, not 2.5"),
-        ({"stop": [3]}, "stop takes text, not 3"),
-        ({"stop": 3}, "stop takes text, not 3"),
-        ({"stop": ["x", ""]}, "stop takes text, not '': give strings of at least one letter"),
+        ({"stop": [3]}, "stop must be text, not 3"),
+        ({"stop": 3}, "stop must be text, not 3"),
+        ({"stop": ["x", ""]}, "stop must be text, not '': give strings of at least one character"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "match"}, "is not numbered level by level"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "gumbel"}, "is not numbered level by level"),
         ({"verify": None}, "verify must be the name of a rule, such as 'block', not None"),
@@ -523,8 +491,8 @@ def test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from():
     rule, seen = verify.get("nodeplan"), []
     spy = rule._replace(stop=lambda draft: (seen.append(draft), rule.stop(draft))[1])
     target, tree, sampling = tiny.model(), dp.Tree.star(2), dp.Sampling()
-    batch = Batch(target, [TableModel(lambda context: close)], spy, tree, choose_draw(rule, tree, None), 1, 20)
-    batch.add([Request(target, (65,), sampling, sampling, 8, (), Member(1, 0), Trace())])
+    batch = eager(target, [TableModel(lambda context: close)], spy, tree, 1, 20)
+    batch.add([ask(target, (65,), sampling, sampling, 8, (1, 0))])
     batch.step()
     (draft,) = seen
     assert draft.tokens[0, 1] == 9 == draft.q[0, 0].argmax()
@@ -548,8 +516,8 @@ def test_a_law_that_is_stated_roughly_is_verified_as_it_is_drawn_from():
     rule, seen = verify.get("token"), []
     spy = rule._replace(stop=lambda draft: (seen.append(draft.q), rule.stop(draft))[1])
     target, tree, sampling = table(1), dp.Tree.chain(3), dp.Sampling()
-    batch = Batch(target, [Rough(table(2).rows)], spy, tree, choose_draw(rule, tree, None), 1, 20)
-    batch.add([Request(target, (0,), sampling, sampling, 12, (), Member(1, 0), Trace())])
+    batch = eager(target, [Rough(table(2).rows)], spy, tree, 1, 20)
+    batch.add([ask(target, (0,), sampling, sampling, 12, (1, 0))])
     while not batch.is_finished:
         batch.step()
     sums = np.concatenate([q.sum(axis=-1).ravel() for q in seen])
@@ -616,19 +584,17 @@ def test_samples_share_every_context_they_have_in_common():
 
 def test_requests_with_one_prompt_read_it_once_if_nothing_is_guessed():
     """Added one by one; each text is what it would be alone. Guesses are not shared between requests."""
-    target, sampling, drawing = table(1), dp.Sampling(), choose_draw(verify.get("block"), dp.Tree.chain(2), None)
+    target, sampling = table(1), dp.Sampling()
 
     def texts(drafts, groups):
         made = []
         for prompts in groups:
-            batch = Batch(target, drafts, verify.get("block"), dp.Tree.chain(2), drawing, 4, capacity=0)
-            requests = [
-                Request(target, (prompt,), other, other, 6, (), Member(4, number), Trace())
-                for number, prompt, other in prompts
-            ]
+            batch = eager(target, drafts, verify.get("block"), dp.Tree.chain(2), 4, capacity=0)
+            requests = [ask(target, (prompt,), other, other, 6, (4, number)) for number, prompt, other in prompts]
             for request in requests:
                 batch.add([request])
-            rows = len(batch.rows)
+            batch.admit()
+            rows = len(batch.stepper.rows)
             while not batch.is_finished:
                 batch.step()
             made += [(request.tokens, rows) for request in requests]

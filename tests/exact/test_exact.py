@@ -8,9 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS, Draw
 from draftproof.law import overlap
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import drafts, expected_accepted, output_law, target_law
 from draftproof.verify import VERIFIERS
 from tests.support.tables import SHAPES, Model, cases, table

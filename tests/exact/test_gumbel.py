@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from draftproof.couple import COUPLINGS, Coupling, get, gumbel, gumbel_list
+from draftproof.couple import COUPLINGS, get, gumbel, gumbel_list
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import overlap, total_variation
 from draftproof.noise import races
+from draftproof.rule import Coupling
 from tests.support import gof
 from tests.support.tables import as_float, table
 

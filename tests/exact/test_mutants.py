@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from draftproof import law
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.law import at, divide, normalise, one_hot, positive, residual, row
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import Context, Law, Model, drafts, output_law, target_law
 from draftproof.verify import VERIFIERS, block
 from tests.support.tables import table

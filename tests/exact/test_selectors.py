@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from draftproof import hull
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.law import overlap
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import drafts, expected_accepted, output_law, reduced, target_law
 from draftproof.theory.transport import tree_limit
 from draftproof.verify import VERIFIERS, csbv

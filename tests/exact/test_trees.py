@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS, Draw, rest, tops
 from draftproof.law import divide, normalise, positive
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import drafts, expected_accepted, output_law, step_law, target_law
 from draftproof.verify import (
     VERIFIERS,

@@ -12,14 +12,15 @@ import torch
 from scipy.optimize import minimize
 
 import draftproof.verify
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.errors import DraftproofError
 from draftproof.law import overlap, total_variation
-from draftproof.lossy import LOSSY, Lossy, get
+from draftproof.lossy import LOSSY, get
 from draftproof.lossy.clipped import clip, clipped
 from draftproof.lossy.lenience import lenience
 from draftproof.lossy.mentored import divergence, mentored
+from draftproof.rule import Lossy, Verifier
 from draftproof.theory.enumerate import Context, Model, drafts, output_law, step_law, target_law
 from tests.support.tables import as_float, table
 
@@ -224,9 +225,9 @@ def test_every_rule_says_that_it_is_not_exact() -> None:
     [
         ("lenence", "unknown lossy rule 'lenence': did you mean 'lenience'"),
         ("lenience:often", "'often' in 'lenience:often' is not a number"),
-        ("lenience:0.5,2", "has 2 numbers, lenience takes only factor"),
+        ("lenience:0.5,2", "has 2 numbers, but lenience takes only factor"),
         ("lenience:0", r"the factor of lenience must be in \(0, 1\], 1 = exact, not 0.0"),
-        ("clipped:0.5", "the ceiling of clipped must be a number from 1"),
+        ("clipped:0.5", "the ceiling of clipped must be a number of at least 1"),
         ("mentored:-1", "the budget of mentored must be a positive number"),
         ("typical:2", "must be in"),
         ("skip:nan", "the entropy of skip must be 0"),

@@ -12,11 +12,13 @@ from functools import cache
 
 import numpy as np
 
-from draftproof.draft import Tree, Verifier
+from draftproof.draft import Tree
 from draftproof.draws import DRAWS, Draw
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import Context, Model
 
 
+@cache
 def table(seed: int, size: int, *, abstain: float = 0.0, parts: int = 0) -> Model:
     """A model of `size` tokens: rows of small Fractions, about one entry in four zero.
 

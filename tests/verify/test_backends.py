@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import Draw
+from draftproof.rule import Verifier
 from draftproof.theory.enumerate import drafts
 from draftproof.verify import VERIFIERS
 from tests.support.tables import cases, table

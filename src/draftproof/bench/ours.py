@@ -1,114 +1,124 @@
-"""Our ways of writing, with the engine that generate() would choose."""
+"""Our candidates of a benchmark, with the set-up that generate() would choose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from draftproof.bench.turns import Ids, Run, Way, Workload, Write
-from draftproof.draft import Tree
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.generate import choose_rule, open_batch
-from draftproof.engine.graph.runner import FusedBatch
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
-from draftproof.engine.tuning.shapes import Auto, trees_of, tuned
+from draftproof.bench.turns import Candidate, Ids, Run, Workload, Write
+from draftproof.engine.request import Request, SampleKey
+from draftproof.engine.scheduler import Scheduler
+from draftproof.engine.setup import Setup
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 
-Open = Batch | FusedBatch
 
-
-class Setup(NamedTuple):
-    """Who writes and how."""
+class Contender(NamedTuple):
+    """A configuration of our engine: models, rule, tree and sampling."""
 
     target: Model
     draft: Model | None = None
     verify: str = "match"
     tree: str = "chain:0"
     compiled: bool = False  # on a GPU
-    sampling: Sampling = Sampling()  # but for its temperature, which a run brings along
+    sampling: Sampling = Sampling()  # except the temperature, which each run sets
     lossy: str | None = None  # in place of `verify`
 
+    def setup(self) -> Setup:
+        """The set-up that generate() uses without a seed."""
+        verify = "block" if self.lossy is not None else self.verify
+        tempers = self.lossy is None
+        return Setup.of(
+            self.target,
+            self.draft,
+            verify=verify,
+            lossy=self.lossy,
+            tree=self.tree,
+            repeatable=False,
+            tempers=tempers,
+            compile=self.compiled,
+        )
 
-def each(name: str, setup: Setup) -> Way:
-    """A row of the batch for every prompt."""
+
+def each(name: str, contender: Contender) -> Candidate:
+    """Each prompt in a row of the batch."""
 
     def ready(workload: Workload) -> Write:
-        batch = _opener(setup, workload)
+        opener = _Opener(contender, workload)
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
-            requests = _requests(setup, prompts, workload.tokens, temperature, seed)
-            return _run(batch(), [[request] for request in requests])
+            return _run(opener, [[numbered] for numbered in enumerate(prompts)], workload.tokens, temperature, seed)
 
         return write
 
-    return Way(name, ready)
+    return Candidate(name, ready)
 
 
-def together(name: str, setup: Setup) -> Way:
-    """Samples of one prompt, which share it and every word they have in common."""
+def together(name: str, contender: Contender) -> Candidate:
+    """Samples of one prompt in one batch, which share the prefix they have in common."""
 
     def ready(workload: Workload) -> Write:
-        batch = _opener(setup, workload)
+        opener = _Opener(contender, workload)
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
-            return _run(batch(), [_requests(setup, prompts, workload.tokens, temperature, seed)])
+            return _run(opener, [list(enumerate(prompts))], workload.tokens, temperature, seed)
 
         return write
 
-    return Way(name, ready)
+    return Candidate(name, ready)
 
 
-def one_by_one(name: str, setup: Setup) -> Way:
-    """Samples of one prompt, each alone."""
+def one_by_one(name: str, contender: Contender) -> Candidate:
+    """Samples of one prompt, one after another."""
 
     def ready(workload: Workload) -> Write:
-        batch = _opener(setup, workload._replace(batch=1))
+        opener = _Opener(contender, workload._replace(batch=1))
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
-            requests = _requests(setup, prompts, workload.tokens, temperature, seed)
-            return Run.one_by_one([_run(batch(), [[request]]) for request in requests])
+            alone = [[[numbered]] for numbered in enumerate(prompts)]
+            return Run.one_by_one([_run(opener, groups, workload.tokens, temperature, seed) for groups in alone])
 
         return write
 
-    return Way(name, ready)
+    return Candidate(name, ready)
 
 
-def _opener(setup: Setup, workload: Workload) -> Callable[[], Open]:
-    """A batch for every call, as generate() makes it; the one with a captured graph stays open, as a server's does."""
-    rule, drafts = choose_rule(setup.verify, setup.lossy), [] if setup.draft is None else [setup.draft]
-    shape = Auto(trees_of(rule)) if setup.tree == "auto" and drafts else Tree.chain(0)
-    shape = Tree.parse(setup.tree) if setup.tree != "auto" and drafts else shape
-    capacity = workload.longest + workload.tokens + shape.size
+class _Opener:
+    """Opens a scheduler for every call, like generate(); one with captured steps stays open, like a server's."""
 
-    def fresh() -> Open:
-        now = tuned(rule, drafts, setup.lossy is None) if isinstance(shape, Auto) else shape  # as in generate()
-        like = (setup.sampling, setup.sampling)
-        return open_batch(setup.target, drafts, rule, now, like, workload.batch, capacity, compile=setup.compiled)
+    def __init__(self, contender: Contender, workload: Workload) -> None:
+        self.contender, self.rows = contender, workload.batch
+        self.length = workload.longest + workload.tokens
+        self._reused: tuple[Setup, Scheduler] | None = None
 
-    kept = fresh()
-    return (lambda: kept) if isinstance(kept, FusedBatch) else fresh
-
-
-def _requests(setup: Setup, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[Request]:
-    # nothing ends them, so every text has the full length
-    sampling = replace(setup.sampling, temperature=temperature, end_tokens=())
-    return [
-        Request(setup.target, ids, sampling, sampling, tokens, (), Member(seed, number), Trace())
-        for number, ids in enumerate(prompts)
-    ]
+    def __call__(self) -> tuple[Setup, Scheduler]:
+        if self._reused is not None:
+            return self._reused
+        setup = self.contender.setup()
+        opened = setup, setup.scheduler(self.rows, self.length)
+        sampling = replace(self.contender.sampling, end_tokens=())
+        if setup.uses_graph((sampling, sampling), self.rows):
+            self._reused = opened
+        return opened
 
 
-def _run(batch: Open, groups: Sequence[list[Request]]) -> Run:
-    """Requests that start together, to their end."""
+def _run(open: _Opener, groups: Sequence[Sequence[tuple[int, Ids]]], tokens: int, temperature: float, seed: int) -> Run:
+    """Generate texts for numbered prompts, in groups that start together."""
+    setup, scheduler = open()
+    # no end tokens, so every text has the full length
+    sampling = replace(open.contender.sampling, temperature=temperature, end_tokens=())
+    requests: list[Request] = []
     for group in groups:
-        batch.add(group)
-    while not batch.is_finished:
-        batch.step()
-    traces = [request.trace for group in groups for request in group]
-    longest = max(traces, key=lambda trace: len(trace.steps))  # it was there in every step of the batch
-    guesses = sum(batch.added.values()) if isinstance(batch, Batch) else 0
+        batch = [
+            setup.request(ids, (sampling, sampling), tokens, SampleKey(seed, number), detokenize=False)
+            for number, ids in group
+        ]
+        scheduler.add(batch)
+        requests += batch
+    while not scheduler.is_finished:
+        scheduler.step()
+    traces = [request.trace for request in requests]
+    longest = max(traces, key=lambda trace: len(trace.steps))  # it took part in every step
+    guesses = sum(scheduler.memory.values())
     return Run(sum(t.tokens for t in traces), sum(len(t.steps) for t in traces), longest.seconds, guesses=guesses)

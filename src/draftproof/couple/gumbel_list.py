@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from draftproof.couple import Coupling, register
+from draftproof.couple import register
 from draftproof.couple.gumbel import first, times
 from draftproof.law import Array
+from draftproof.rule import Coupling
 
 
 def draft(q: Array, noise: Array, siblings: int) -> Array:

@@ -1,17 +1,23 @@
-"""One text in the making: its tokens, its words so far, and what ends it."""
+"""A request: one text being generated, its tokens, its text so far, and what ends it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from draftproof.engine.detokenize import Decoder, Piece, Stopper
-from draftproof.engine.eager.rows import Member
 from draftproof.engine.trace import Step, Trace
-from draftproof.engine.tuning.shapes import Auto
-from draftproof.models.base import Model
+from draftproof.engine.tuning import Tuner
 from draftproof.sampling import Sampling
+
+
+class SampleKey(NamedTuple):
+    """The key of one sample's random numbers: its seed, and its number among the samples of that seed."""
+
+    seed: int
+    request: int
 
 
 class Output(NamedTuple):
@@ -26,85 +32,78 @@ class Output(NamedTuple):
 
     @property
     def notice(self) -> str:
-        """That the text is not exact, in words, if a lossy rule was asked for; else empty."""
+        """A warning that the text is not exact, if a lossy rule was used; else empty."""
         return self.trace.notice
 
 
+@dataclass(eq=False)
 class Request:
-    """A prompt, how to go on from it, and how far that has come."""
+    """A prompt, its settings, and the text generated so far."""
 
-    def __init__(
-        self,
-        target: Model,
-        prompt: tuple[int, ...],
-        sampling: Sampling,
-        draft_sampling: Sampling,
-        max_new_tokens: int,
-        stop: tuple[str, ...],
-        member: Member,
-        trace: Trace,
-        pace: Auto | None = None,
-    ) -> None:
-        """`pace` decides how far this text is drafted, from its own past alone."""
-        self.prompt = prompt
-        self.sampling = sampling
-        self.draft_sampling = draft_sampling
-        self.max_new_tokens = max_new_tokens
-        self.context = target.context
-        self.member = member
-        self.trace = trace
-        self.pace = pace
-        self._tempered = (1.0, draft_sampling)
-        self.tokens: list[int] = []
-        self.finish = ""
-        self.error: Exception | None = None  # why it failed
-        self.until: Callable[[Sequence[int]], bool] | None = None  # a further end, asked after every token
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    draft_sampling: Sampling
+    max_new_tokens: int
+    key: SampleKey
+    trace: Trace = field(default_factory=Trace)
+    context: int | None = None  # longest text of the target
+    tokenizer: Any = None  # None: the text is token ids
+    stop: tuple[str, ...] = ()
+    stopping: Callable[[Sequence[int]], bool] | None = None  # another stopping criterion, checked after every token
+    tuner: Tuner | None = None  # decides how deep this text is drafted, from its own past alone
+
+    tokens: list[int] = field(init=False, default_factory=list)
+    finish: str = field(init=False, default="")
+    error: Exception | None = field(init=False, default=None)  # why it failed
+
+    def __post_init__(self) -> None:
+        self._tempered = (1.0, self.draft_sampling)
         self._shown: list[str] = []
-        self._decoder = Decoder(target.tokenizer)
-        self._stopper = Stopper(stop)
+        self._decoder = Decoder(self.tokenizer)
+        self._stopper = Stopper(self.stop)
 
     @property
     def output(self) -> Output:
-        return Output("".join(self._shown), self.tokens, self.finish, self.member.seed, self.trace)
+        return Output("".join(self._shown), self.tokens, self.finish, self.key.seed, self.trace)
 
     @property
     def depth(self) -> int:
-        """How many guesses could be of use: one less than the tokens wanted, or than the context has room for."""
-        left = self.max_new_tokens
+        """How many draft tokens can be used: one less than the tokens still wanted, or than fit into the context."""
+        room = self.max_new_tokens
         if self.context is not None:
-            left = min(left, self.context - len(self.prompt))
-        return left - len(self.tokens) - 1
+            room = min(room, self.context - len(self.prompt))
+        return room - len(self.tokens) - 1
 
     @property
     def reach(self) -> int:
-        """How far to guess in the next step."""
-        return self.depth if self.pace is None else min(self.depth, self.pace.length)
+        """How deep to draft in the next step."""
+        return self.depth if self.tuner is None else min(self.depth, self.tuner.tree.depth[-1])
 
-    def guessing(self, factor: float) -> Sampling:
-        """How guesses are drawn, their temperature multiplied by `factor`."""
+    def tempered(self, factor: float) -> Sampling:
+        """The draft's sampling with its temperature multiplied by `factor`."""
         if factor != self._tempered[0]:
-            hotter = self.draft_sampling.temperature
-            hotter = hotter if callable(hotter) else hotter * factor
-            self._tempered = factor, dataclasses.replace(self.draft_sampling, temperature=hotter)
+            temperature = self.draft_sampling.temperature
+            temperature = temperature if callable(temperature) else temperature * factor
+            self._tempered = factor, dataclasses.replace(self.draft_sampling, temperature=temperature)
         return self._tempered[1]
 
     def fail(self, error: Exception) -> None:
-        """It cannot go on; what it has said so far stays in it."""
+        """End the request with an error; its text so far is kept."""
         self.finish, self.error = "failed", error
 
-    def absorb(self, made: Step) -> list[Piece]:
-        """Take a step's tokens one by one until something ends the text; the words that are now certain."""
-        kept = 0
+    def absorb(self, step: Step) -> list[Piece]:
+        """Append a step's tokens until something ends the text; returns the text that is now certain."""
+        used = 0
         pieces: list[Piece] = []
-        for i, token in enumerate(made.tokens):
-            kept += 1
+        for i, token in enumerate(step.tokens):
+            used += 1
             self.tokens.append(token)
-            kind = "accepted" if i < made.accepted else "corrected" if made.depth > made.accepted else "plain"
+            kind = "accepted" if i < step.accepted else "corrected" if step.depth > step.accepted else "plain"
             pieces += self._take(token, kind)
             if self.finish:
                 break
         self.trace.steps.append(
-            made._replace(tokens=made.tokens[:kept], accepted=min(made.accepted, kept), cost=made.cost[:kept])
+            step._replace(tokens=step.tokens[:used], accepted=min(step.accepted, used), cost=step.cost[:used])
         )
         if self.finish and self.finish != "stop":
             pieces += self._last_words()
@@ -117,7 +116,7 @@ class Request:
             return
         pieces, stopped = self._stopper.feed(Piece(self._decoder.feed(token), kind))
         yield from pieces
-        if stopped or (self.until is not None and self.until(self.tokens)):
+        if stopped or (self.stopping is not None and self.stopping(self.tokens)):
             self.finish = "stop"
         elif len(self.tokens) == self.max_new_tokens:
             self.finish = "length"

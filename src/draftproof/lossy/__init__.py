@@ -1,45 +1,28 @@
-"""Rules that give up exactness for speed, kept apart from `verify` and each with an account of what it costs.
+"""Rules that give up exactness for speed, kept apart from `verify`; each reports what it costs.
 
 A rule decides from the rows p and q of a context how likely each guess is kept, and the law of the token when it is
-not. That fixes the law of the token really emitted, so the cost at every token is a number, not an estimate: its total
-variation from p. Added up over a text, it bounds (in the mean) the total variation of the whole text's law.
+not. That fixes the law of the emitted token, so the cost at every token is known, not estimated: the total variation
+from p. Added up over a text, it bounds (in the mean) the total variation of the whole text's law.
 """
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import NamedTuple
 
 from array_api_compat import array_namespace
 
 from draftproof.draft import Draft
-from draftproof.errors import DraftproofError, nearest
+from draftproof.errors import DraftproofError
 from draftproof.law import Array, at, row, total_variation
+from draftproof.rule import Lossy, Registry, import_all
 
 # (p [..., V], q [..., V]) -> (chance [..., V] to keep a guess, law [..., V] of the token when it is not kept)
-Rule = Callable[[Array, Array], tuple[Array, Array]]
+TokenRule = Callable[[Array, Array], tuple[Array, Array]]
 
 
-class Lossy(NamedTuple):
-    """A rule whose output does not follow the target's law. Chains only; tokens are drawn from q."""
-
-    name: str
-    setting: str  # its numbers, in words
-    stop: Callable[[Draft], Array]  # [B, N] law of the last kept node
-    next: Callable[[Draft, Array], Array]  # [B, V] law of the token emitted after node [B]
-    emitted: Callable[[Draft], Array]  # [B, N, V] law of the token after each node, kept or not
-    account: Callable[[Draft], Array]  # [B, N] total variation between `emitted` and p: the cost of a token there
-
-    @property
-    def notice(self) -> str:
-        """What every output and trace made with this rule has to say."""
-        return f"not exact: {self.name} ({self.setting}) changes the target's law; its total variation is accounted for"
-
-
-class Family(NamedTuple):
-    """A lossy rule before its numbers are chosen."""
+class LossyFamily(NamedTuple):
+    """A lossy rule before its parameters are chosen."""
 
     name: str
     summary: str
@@ -48,12 +31,12 @@ class Family(NamedTuple):
     make: Callable[..., Lossy]
 
 
-LOSSY: dict[str, Family] = {}
+LOSSY: Registry[LossyFamily] = Registry("lossy rule")
 
 
 def register(name: str, *, summary: str, paper: str, settings: Mapping[str, float], make: Callable[..., Lossy]) -> None:
     """Enter a family under its name."""
-    LOSSY[name] = Family(name, f"not exact: {summary}", paper, settings, make)
+    LOSSY[name] = LossyFamily(name, f"not exact: {summary}", paper, settings, make)
 
 
 def get(text: str) -> Lossy:
@@ -63,14 +46,10 @@ def get(text: str) -> Lossy:
     "not exact: lenience (factor = 0.8) changes the target's law; its total variation is accounted for"
     """
     name, _, numbers = text.partition(":")
-    if name not in LOSSY:
-        near = nearest(name, LOSSY)
-        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(LOSSY)}."
-        raise DraftproofError(f"unknown lossy rule {name!r}: {hint}")
-    family = LOSSY[name]
+    family = LOSSY.find(name)
     values = [_number(number, text) for number in numbers.split(",") if number]
     if len(values) > len(family.settings):
-        raise DraftproofError(f"{text!r} has {len(values)} numbers, {name} takes only {', '.join(family.settings)}")
+        raise DraftproofError(f"{text!r} has {len(values)} numbers, but {name} takes only {', '.join(family.settings)}")
     return family.make(*values, *list(family.settings.values())[len(values) :])
 
 
@@ -81,7 +60,7 @@ def _number(number: str, text: str) -> float:
         raise DraftproofError(f"{number!r} in {text!r} is not a number: write name:number,number") from None
 
 
-def on_chain(name: str, setting: str, rule: Rule) -> Lossy:
+def on_chain(name: str, setting: str, rule: TokenRule) -> Lossy:
     """A rule for one token, applied from left to right and stopped where a guess is not kept."""
 
     def stop(draft: Draft) -> Array:
@@ -109,5 +88,4 @@ def on_chain(name: str, setting: str, rule: Rule) -> Lossy:
     return Lossy(name, setting, stop, next, emitted, account)
 
 
-for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
-    import_module(f"{__name__}.{_module}")
+import_all(__name__, __path__)

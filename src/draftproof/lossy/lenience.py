@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from draftproof.errors import DraftproofError
 from draftproof.law import Array, capped_ratio, residual
-from draftproof.lossy import Lossy, on_chain, register
+from draftproof.lossy import on_chain, register
+from draftproof.rule import Lossy
 
 
 def lenience(factor: float) -> Lossy:

@@ -6,8 +6,9 @@ from array_api_compat import array_namespace
 
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.lossy import Lossy, on_chain, register
+from draftproof.lossy import on_chain, register
 from draftproof.lossy.clipped import clip, toward
+from draftproof.rule import Lossy
 
 HALVINGS = 30  # of the interval of 1 / ceiling; the safe end is kept, so the budget holds whatever their number
 

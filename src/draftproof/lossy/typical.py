@@ -10,7 +10,8 @@ from array_api_compat import array_namespace
 from draftproof.controls import entropy
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.lossy import Lossy, on_chain, register
+from draftproof.lossy import on_chain, register
+from draftproof.rule import Lossy
 
 
 def typical(epsilon: float, delta: float) -> Lossy:

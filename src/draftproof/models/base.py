@@ -1,13 +1,20 @@
-"""Session: a model with a memory of the text so far. Target, small model, n-gram and table are all Sessions.
+"""The contracts of models and sessions: what the engine may ask, and what some of them can do besides.
 
-A session serves B rows of text at once. In each, node 0 of a draft tree is the last committed token; `extend` asks for
-what follows some nodes, `commit` keeps the accepted path and drops the rest.
+A session is a model with a KV cache, or whatever else it keeps of the text so far. It serves B rows of text at once. In
+each row, node 0 of a draft tree is the last committed token; `extend` asks what follows some nodes, `commit` keeps the
+accepted path and drops the rest. Target, draft model, n-gram lookup and table are all sessions.
+
+What only some of them can do is a Protocol of its own here. `opened` looks once, when a session is opened, which of
+these it has; nobody else looks for methods by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
@@ -17,7 +24,7 @@ from draftproof.law import Array
 class Session(Protocol):
     """What the engine asks of target and drafter alike."""
 
-    speaks: Literal["logits", "law"]  # what `extend` returns; a zero row of a law means: no guess here
+    speaks: Literal["logits", "law"]  # what `extend` returns; a zero row of a law means: no draft token here
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
         """Start a row with a text of at least one token, whatever the row held before."""
@@ -54,35 +61,263 @@ class Model(Protocol):
         ...
 
 
-def sessions(target: Model, drafts: Sequence[Model], rows: int, capacity: int) -> tuple[Session, list[Session]]:
-    """A session of the target and one of each drafter; one with `taps` reads hidden states in the target's session."""
-    taps = {tuple(found) for one in drafts if (found := getattr(one, "taps", ()))}
-    if len(taps) > 1:
-        raise DraftproofError(f"these drafters read different layers of the target ({sorted(taps)}): use one of them")
+# What a session may offer besides.
+
+
+class Forgets(Protocol):
+    """Keeps something of an unfinished step, and drops it when told to."""
+
+    def forget(self) -> None:
+        """Drop what a step that was given up left behind; a session of other sessions passes it on."""
+        ...
+
+
+class PointDrafter(Protocol):
+    """Drafts one token with certainty, such as a phrase found again, so its law need not be written out."""
+
+    def guess(self, tree: Tree, tokens: Array, nodes: range) -> np.ndarray:
+        """[B, len(nodes)]: the token that has all the mass of each law; -1 where there is none."""
+        ...
+
+
+class ReducedVocabulary(Protocol):
+    """Drafts among some tokens only, and can answer with laws over those alone."""
+
+    @property
+    def draft_tokens(self) -> np.ndarray:
+        """[D] the tokens it can draft, ascending."""
+        ...
+
+    def extend_reduced(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        """As `extend`, for the tokens it can draft alone: [B, len(nodes), D]."""
+        ...
+
+    def widen(self, q: Array) -> Array:
+        """A law [..., D] over the tokens it can draft as one over all tokens."""
+        ...
+
+
+class ChainDrafter(ReducedVocabulary, Protocol):
+    """Draws a whole chain of draft tokens for one text in one call."""
+
+    def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """A draft token for each u, one after another: places among `draft_tokens` [L], and the laws [L + 1, D] that
+        they were drawn from, a zero row after them; None where that cannot be done."""
+        ...
+
+
+class LearnsFromTarget(Protocol):
+    """A drafter that remembers what the target says."""
+
+    def learn(self, tree: Tree, tokens: Array, logits: Array) -> None:
+        """The target's logits [B, N, V] after the nodes of a draft."""
+        ...
+
+
+class Rejoins(Protocol):
+    """Can start a row anew from a text that it has already read in part."""
+
+    def rejoin(self, row: int, tokens: Sequence[int], kept: int) -> None:
+        """Join again between two steps, with a text whose first `kept` tokens the row holds already."""
+        ...
+
+
+class Wraps(Protocol):
+    """Stands in front of another session, such as a prefix memo in front of the target's."""
+
+    session: Session
+
+
+class Combines(Protocol):
+    """Made of several sessions."""
+
+    sessions: Sequence[Session]
+
+
+class HasCache(Protocol):
+    """Keeps a KV cache."""
+
+    cache: Any  # models.kv_cache.SlotCache
+
+
+class HasBytes(Protocol):
+    """Says how much memory it takes."""
+
+    @property
+    def bytes(self) -> int: ...
+
+
+class OpenSession(NamedTuple):
+    """A drafter's session with what it can do, found out once; None where it cannot."""
+
+    session: Session
+    forget: Callable[[], None]
+    point: PointDrafter | None
+    reduced: ReducedVocabulary | None
+    chain: ChainDrafter | None
+    learner: LearnsFromTarget | None
+
+
+# What a model may offer besides.
+
+
+class ModelFacts(NamedTuple):
+    """What is known of a model without running it."""
+
+    weights: int = 0  # about how many a call reads; 0 where there is no network
+    trained: bool = False  # whether it is a network of its own
+    device: str = "cpu"
+    token_cost: float = 0.1  # what one more token adds to a call, in units of a call with one token
+
+
+class KnowsItself(Protocol):
+    """Can say what kind of model it is."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+
+class ReadsHiddenStates(Protocol):
+    """A drafter whose session reads hidden states of the target's session."""
+
+    taps: Sequence[int]  # which of transformers' `hidden_states`; none where it happens to read none
+
+    def beside(self, session: Any) -> Session:
+        """A session beside this one of the target, which keeps those hidden states."""
+        ...
+
+
+class Keeps(Protocol):
+    """Has a place for what an engine wants to find again with the next text; it is freed with the model."""
+
+    kept: dict[str, Any]
+
+
+Contract = TypeVar("Contract")
+
+
+def offers(thing: object, contract: Callable[..., Contract]) -> Contract | None:
+    """The thing itself if it has everything that a contract names, else None."""
+    return thing if all(hasattr(thing, name) for name in _members(contract)) else None  # type: ignore[return-value]
+
+
+@cache
+def _members(contract: Any) -> tuple[str, ...]:
+    """Names of the methods and attributes of a Protocol."""
+    parts = [part for part in contract.__mro__ if part not in (object, Protocol, Generic)]
+    names = [name for part in parts for name in (*vars(part), *part.__annotations__)]
+    return tuple(dict.fromkeys(name for name in names if not name.startswith("_")))
+
+
+def facts(model: object) -> ModelFacts:
+    """What is known of a model without running it."""
+    known = offers(model, KnowsItself)
+    return ModelFacts() if known is None else known.facts
+
+
+def taps(model: object) -> tuple[int, ...]:
+    """The hidden states of the target that a drafter reads; none for most drafters."""
+    reader = offers(model, ReadsHiddenStates)
+    return () if reader is None else tuple(reader.taps)
+
+
+def kept(model: object) -> dict[str, Any] | None:
+    """What an engine keeps with a model from one text to the next, where the model has a place for it."""
+    keeper = offers(model, Keeps)
+    return None if keeper is None else keeper.kept
+
+
+def sessions(target: Model, drafts: Sequence[Model], rows: int, capacity: int) -> tuple[Session, list[OpenSession]]:
+    """A session of the target and one of each drafter; some drafters read hidden states in the target's session."""
+    needed = {read for one in drafts if (read := taps(one))}
+    if len(needed) > 1:
+        raise DraftproofError(f"these drafters read different layers of the target ({sorted(needed)}): use one of them")
     host: Any = target
-    main = _checked(target, host.session(rows, capacity, *taps))
+    main = _checked(target, host.session(rows, capacity, *needed))
     if main.speaks != "logits":
         raise DraftproofError(f"{target.name!r} speaks in laws, as drafters may: a target must give logits")
-    return main, guests(main, drafts, rows, capacity)
+    return main, draft_sessions(main, drafts, rows, capacity)
 
 
-def guests(main: Session, drafts: Sequence[Model], rows: int, capacity: int) -> list[Session]:
+def draft_sessions(main: Session, drafts: Sequence[Model], rows: int, capacity: int) -> list[OpenSession]:
     """A session of each drafter, for the texts of the target's session `main`."""
-    some: list[Any] = list(drafts)
-    opened = (one.beside(main) if getattr(one, "taps", ()) else one.session(rows, capacity) for one in some)
-    return [_checked(one, session) for one, session in zip(some, opened, strict=True)]
+    return [opened(_checked(one, draft_session(one, main, rows, capacity))) for one in drafts]
 
 
-def forget(session: Any) -> None:
-    """Drop what a step that was given up left in a session; one that keeps nothing of a step need not know of this.
+def draft_session(draft: Model, main: Session, rows: int, capacity: int) -> Session:
+    """A drafter's session, beside the target's where it reads hidden states there."""
+    reader = offers(draft, ReadsHiddenStates) if taps(draft) else None
+    return draft.session(rows, capacity) if reader is None else reader.beside(main)
 
-    A session that is asked in every step does so by itself, at node 0. Whoever may leave it out calls this: else it
-    would take the nodes of the step that was given up for those of the step that it is told to commit. A session of
-    other sessions passes it on.
-    """
-    drop = getattr(session, "forget", None)
-    if drop is not None:
-        drop()
+
+def opened(session: Session) -> OpenSession:
+    """Find out, once, what a session can do beyond the contract."""
+    forgets = offers(session, Forgets)
+    return OpenSession(
+        session,
+        forget=_nothing if forgets is None else forgets.forget,
+        point=offers(session, PointDrafter),
+        reduced=offers(session, ReducedVocabulary),
+        chain=offers(session, ChainDrafter),
+        learner=offers(session, LearnsFromTarget),
+    )
+
+
+def _nothing() -> None:
+    """Of a session that keeps nothing of a step there is nothing to drop."""
+
+
+def forget(session: Session) -> None:
+    """Drop what an unfinished step left in a session. A session that is asked in every step does so by itself, at node
+    0; one that may be left out would take those nodes for the ones that it is told to commit."""
+    opened(session).forget()
+
+
+def rejoin(session: Session, row: int, tokens: Sequence[int], kept: int) -> None:
+    """Give a row another text; a session that can go back keeps what it has read of the beginning."""
+    again = offers(session, Rejoins)
+    if again is None:
+        session.join(row, tokens)
+    else:
+        again.rejoin(row, tokens, kept)
+
+
+def innermost(session: Any) -> Any:
+    """The session behind those that stand in front of it, such as a prefix memo."""
+    while offers(session, Wraps) is not None:
+        session = session.session
+    return session
+
+
+def cache_bytes(session: Any) -> int:
+    """What a drafter's session holds: its KV cache, or what a lookup has noted down."""
+    if offers(session, Combines) is not None:
+        return sum(map(cache_bytes, session.sessions))
+    if offers(session, HasCache) is not None:
+        return int(session.cache.bytes)
+    return int(session.bytes) if offers(session, HasBytes) is not None else 0
+
+
+def slot_bytes(session: Any, slots: int) -> int:
+    """How much of a target's KV cache so many slots of each row take."""
+    session = innermost(session)
+    if offers(session, HasCache) is None:
+        return 0
+    return int(session.cache.bytes * slots // (session.cache.capacity + 1))
+
+
+def check_model(model: Any, what: str) -> None:
+    """Refuse what is no model, such as a bare network, or lacks a part of one."""
+    if not hasattr(model, "session"):
+        raise DraftproofError(
+            f"{what} must be a name or a model, not {type(model).__name__}: "
+            "a network of transformers becomes one as draftproof.models.hf.HFModel(network, tokenizer)"
+        )
+    missing = [name for name in Model.__annotations__ if not hasattr(model, name)]
+    if missing:
+        raise DraftproofError(
+            f"{what} {type(model).__name__} has no {', '.join(missing)}: write it as draftproof.models.base says"
+        )
 
 
 def _checked(model: Model, session: Any) -> Any:

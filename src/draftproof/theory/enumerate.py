@@ -6,16 +6,18 @@ exact, so an algorithm is correct when its law *equals* the target's: no toleran
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.draws import Draw
+from draftproof.rule import Verifier
 
 Context = tuple[int, ...]
 Model = Callable[[Context], Any]  # context -> [V]
@@ -30,14 +32,15 @@ def drafts(target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Con
         children = tree.children(node)
         if not children:
             continue
-        grown = []
+        grown, known = [], dict[Context, list[tuple[Context, Any]]]()
         for tokens, chance in outcomes:
-            laws = [_draft_row(one, tree, tokens, node, context) for one in _several(drafter)]
-            for guess in itertools.product(range(-1, len(laws[0])), repeat=len(children)):
-                share = _chance(draw, laws, guess)
-                if share > 0:
-                    drawn = dict(zip(children, guess, strict=True))
-                    grown.append((tuple(drawn.get(n, t) for n, t in enumerate(tokens)), chance * share))
+            path = tuple(tokens[n] for n in tree.path(node))
+            if path not in known:
+                laws = [_draft_row(model, tree, tokens, node, context) for model in _several(drafter)]
+                known[path] = _guesses(draw, laws, len(children))
+            for guess, share in known[path]:
+                drawn = dict(zip(children, guess, strict=True))
+                grown.append((tuple(drawn.get(n, t) for n, t in enumerate(tokens)), chance * share))
         outcomes = grown
     p = np.stack([[_target_row(target, tree, t, n, context) for n in range(tree.size)] for t, _ in outcomes])
     rows = [
@@ -56,9 +59,9 @@ def reduced(verifier: Verifier, draft: Draft, chance: Any) -> tuple[Draft, Any]:
         return draft, chance
     chains, weights = [], []
     for b in range(len(chance)):
-        one = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
-        for u, weight in verifier.cells(one):
-            chains.append(verifier.select(one, u[None]).chain)
+        single = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
+        for u, weight in verifier.cells(single):
+            chains.append(verifier.select(single, u[None]).chain)
             weights.append(chance[b] * weight)
     tokens, q, p = (np.concatenate(arrays) for arrays in zip(*(chain[1:4] for chain in chains), strict=True))
     return Draft(chains[0].tree, tokens, q, p), np.array(weights)
@@ -122,11 +125,16 @@ def _several(drafter: Drafter) -> Sequence[Model]:
     return drafter if isinstance(drafter, Sequence) else [drafter]
 
 
-def _chance(draw: Draw, laws: Sequence[Any], guess: Context) -> Any:
-    """Probability of a node's guesses: together from one law, or each alone from its own."""
+def _guesses(draw: Draw, laws: Sequence[Any], children: int) -> list[tuple[Context, Any]]:
+    """Every outcome of a node's guesses that has a probability: drawn together from one law, or each from its own."""
+    outcomes = list(itertools.product(range(-1, len(laws[0])), repeat=children))
+    rows, tokens = [np.stack([q] * len(outcomes)) for q in laws], np.array(outcomes)
     if len(laws) == 1:
-        return draw.probability(laws[0][None], np.array([guess]))[0]
-    return math.prod(draw.probability(q[None], np.array([[x]]))[0] for q, x in zip(laws, guess, strict=False))
+        chances = draw.probability(rows[0], tokens)
+    else:
+        alone = (draw.probability(q, tokens[:, k : k + 1]) for k, q in enumerate(rows[:children]))
+        chances = functools.reduce(operator.mul, alone)
+    return [(guess, chance) for guess, chance in zip(outcomes, chances, strict=True) if chance > 0]
 
 
 def _target_row(target: Model, tree: Tree, tokens: Context, node: int, context: Context) -> Any:

@@ -6,16 +6,15 @@ benchmark row and the command-line value follow from it.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from typing import Any
 
-from draftproof.draft import Draft, Selection, Tree, Verifier
-from draftproof.errors import DraftproofError, nearest
+from draftproof.draft import Draft, Selection, Tree
 from draftproof.law import Array
+from draftproof.rule import Registry, Verifier, import_all
 
-VERIFIERS: dict[str, Verifier] = {}
+VERIFIERS: Registry[Verifier] = Registry("verifier", "`draftproof list` shows them all.")
+get = VERIFIERS.find
 
 
 def register(
@@ -52,14 +51,4 @@ def register(
     return verifier
 
 
-def get(name: str) -> Verifier:
-    """The verifier of that name, or an error that suggests the nearest."""
-    if name in VERIFIERS:
-        return VERIFIERS[name]
-    near = nearest(str(name), VERIFIERS)
-    hint = f"did you mean {near!r}?" if near else "`draftproof list` shows them all."
-    raise DraftproofError(f"unknown verifier {name!r}: {hint}")
-
-
-for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
-    import_module(f"{__name__}.{_module}")
+import_all(__name__, __path__)

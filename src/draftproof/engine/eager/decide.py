@@ -8,18 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from draftproof import native
-from draftproof.couple import Coupling
-from draftproof.draft import Draft, Tree, Verifier
+from draftproof.draft import Draft, Tree
 from draftproof.engine.eager.propose import Guesser, Proposal
 from draftproof.engine.eager.reduced_vocabulary import Rest
-from draftproof.engine.eager.rows import Member, Row, beside, drawn, noise, numbers
+from draftproof.engine.eager.rows import Row, beside, drawn, noise, numbers
+from draftproof.engine.request import SampleKey
 from draftproof.law import Array, sample
-from draftproof.lossy import Lossy
 from draftproof.noise import Lane, races
+from draftproof.rule import Coupling, Lossy, Verifier
 
 
 class Decision(NamedTuple):
-    """What became of one member of one row."""
+    """Where one sample of one row stopped, and the token it emitted."""
 
     row: int
     member: int
@@ -30,9 +30,12 @@ class Decision(NamedTuple):
 
 
 def decide(
-    rows: Sequence[Row], draft: Draft, chosen: Sequence[int], verifier: Verifier | Lossy, rest: Rest | None = None
+    rows: Sequence[Row], draft: Draft, chosen: Sequence[int], rule: Verifier | Lossy, rest: Rest | None = None
 ) -> list[Decision]:
-    """By a law: two uniforms for each member of the chosen rows. In a merged draft the last token is the `rest`."""
+    """Draw stop and next token of each member of the chosen rows from the rule's laws, with two uniforms.
+
+    In a merged draft the last token stands for the `rest` of the vocabulary.
+    """
     places = [(b, m) for b in chosen for m in range(len(rows[b].members))]
     if not places:
         return []
@@ -42,65 +45,65 @@ def decide(
     if index != list(range(len(rows))):
         own = None if draft.own is None else draft.own[index]
         chain = Draft(draft.tree, draft.tokens[index], draft.q[index], draft.p[index], own)
-    if isinstance(verifier, Verifier) and verifier.select is not None:
-        u = noise(names, Lane.SELECT, verifier.uniforms(draft.tree))
-        path, chain = verifier.select(chain, beside(u, chain.p))
-    stop = verifier.stop(chain)
+    if isinstance(rule, Verifier) and rule.select is not None:
+        u = noise(names, Lane.SELECT, rule.uniforms(draft.tree))
+        path, chain = rule.select(chain, beside(u, chain.p))
+    stop = rule.stop(chain)
     if chain.tree.size > 1:
         node = sample(stop, beside(noise(names, Lane.STOP, 1)[:, 0], chain.p))
     else:
         node = chain.tokens[:, 0] * 0
-    emitted = verifier.next(chain, node)
+    emitted = rule.next(chain, node)
     reached = [_by_depth(law, chain.tree) for law in numbers(stop)]
     last = numbers(node)
     cost: list[tuple[float, ...]] = [()] * len(places)
-    if isinstance(verifier, Lossy):
-        account = numbers(verifier.account(chain))
+    if isinstance(rule, Lossy):
+        account = numbers(rule.account(chain))
         cost = [tuple(a[: n + 1]) for a, n in zip(account, last, strict=True)]  # a chain: node n follows n tokens
     if path is not None:
         last = [nodes[n] for nodes, n in zip(numbers(path), last, strict=True)]
     if rest is not None:
         emitted = rest.spread(emitted, index, last)
     token = numbers(drawn(emitted, beside(noise(names, Lane.NEXT, 1)[:, 0], emitted)))
-    return [Decision(b, m, *found) for (b, m), *found in zip(places, last, token, reached, cost, strict=True)]
+    return [Decision(b, m, *outcome) for (b, m), *outcome in zip(places, last, token, reached, cost, strict=True)]
 
 
 def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -> list[Decision] | None:
-    """The same for a chain guessed for one text among some of the tokens, in C; None where that is not possible."""
-    names = proposal.names[0]
+    """The same in C, for one text and a chain drafted from a reduced vocabulary; None where that is not possible."""
+    ids = proposal.draft_tokens[0]
     if len(rows) > 1 or len(rows[0].members) > 1 or not isinstance(p, np.ndarray) or not proposal.tree.is_chain:
         return None
-    if names is None or (proposal.tokens < 0).any():
+    if ids is None or (proposal.tokens < 0).any():
         return None
-    member = [(rows[0].members[0], rows[0].step)]
-    u = float(noise(member, Lane.STOP, 1)[0, 0]), float(noise(member, Lane.NEXT, 1)[0, 0])
-    made = native.verify(rule, p[0], np.asarray(proposal.laws[0])[0], names, proposal.tokens[0], u)
-    if made is None:
+    key = [(rows[0].members[0], rows[0].step)]
+    u = float(noise(key, Lane.STOP, 1)[0, 0]), float(noise(key, Lane.NEXT, 1)[0, 0])
+    verdict = native.verify(rule, p[0], np.asarray(proposal.laws[0])[0], ids, proposal.tokens[0], u)
+    if verdict is None:
         return None
-    return [Decision(0, 0, made.node, made.token, _by_depth(made.stop, proposal.tree))]
+    return [Decision(0, 0, verdict.node, verdict.token, _by_depth(verdict.stop, proposal.tree))]
 
 
 class Race:
-    """By shared noise: the exponentials of every position, made once for drafter and target."""
+    """The shared noise of a coupling: exponentials of every position, drawn once for drafter and target."""
 
     def __init__(self, coupling: Coupling, size: int) -> None:
         self.coupling = coupling
         self.size = size
-        self._made: dict[tuple[Member, int], np.ndarray] = {}
+        self._drawn: dict[tuple[SampleKey, int], np.ndarray] = {}
 
     def guesser(self, rows: Sequence[Row]) -> Guesser:
-        """Guesses from the first member's races."""
+        """Draft tokens from the first member's races."""
 
         def guess(q: Array, children: list[int], depth: int) -> Array:
             names = [(row.members[0], len(row.output) + depth) for row in rows]
             self._make(names)
-            entries = np.stack([self._made[name] for name in names])
+            entries = np.stack([self._drawn[name] for name in names])
             return self.coupling.draft(q, beside(entries, q[:, None]), len(children))
 
         return Guesser(guess, by_name=True)
 
     def decide(self, rows: Sequence[Row], draft: Draft) -> list[Decision]:
-        """Each member walks the tree: emit, and go on where a guess is equal."""
+        """Walk the tree for each member: emit a token, and continue at the child that equals it."""
         decisions = []
         guesses = numbers(draft.tokens)
         self._make([(member, len(row.output)) for row in rows for member in row.members])
@@ -117,17 +120,17 @@ class Race:
                 decisions.append(Decision(b, m, node, token, ()))
         return decisions
 
-    def _at(self, member: Member, position: int) -> np.ndarray:
-        """[streams, V] exponentials of one sample at one position."""
+    def _at(self, member: SampleKey, position: int) -> np.ndarray:
+        """The exponentials [streams, V] of one sample at one position."""
         self._make([(member, position)])
-        return self._made[member, position]
+        return self._drawn[member, position]
 
-    def _make(self, names: Sequence[tuple[Member, int]]) -> None:
-        """Those that are not there yet, in one call."""
-        missing = [name for name in dict.fromkeys(names) if name not in self._made]
+    def _make(self, names: Sequence[tuple[SampleKey, int]]) -> None:
+        """Draw the exponentials that are still missing, in one call."""
+        missing = [name for name in dict.fromkeys(names) if name not in self._drawn]
         if missing:
             seed, request, place = np.array([(*member, position) for member, position in missing]).T
-            self._made |= zip(missing, races(seed, request, place, self.size, self.coupling.streams), strict=True)
+            self._drawn |= zip(missing, races(seed, request, place, self.size, self.coupling.streams), strict=True)
 
 
 def _by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:

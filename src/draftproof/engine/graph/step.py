@@ -1,13 +1,14 @@
-"""The device's half of the fused step: drafting, target call, verification and commit, one CUDA graph for each tree.
+"""The step on the device: drafting, target call, verification and commit, one CUDA graph for each tree.
 
-Every number that a step needs (lengths, last tokens, keys of the noise) lives on the device, and so does the clock
-that says where its time went. On a CPU the same step runs eagerly.
+Every number that a step needs (lengths, last tokens, keys of the noise) lives on the device, and so does the clock that
+says where its time went. On a CPU the same step runs eagerly.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,45 +16,93 @@ import torch
 
 from draftproof import kernels
 from draftproof.draft import Tree
-from draftproof.engine.graph.capture import Reader, record
-from draftproof.kernels import ChainRule, Controls, NoiseKeys, Summary
+from draftproof.engine.graph.capture import PromptReader, record
+from draftproof.errors import first_line
+from draftproof.kernels import ChainRule, Controls, Fault, NoiseKeys, Summary
+from draftproof.kernels.acceptance import acceptance
+from draftproof.models.base import taps
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.packing import packs
 from draftproof.models.static.session import StaticSession
-from draftproof.models.static.tree_calls import Calls
+from draftproof.models.static.tree_calls import TreeCalls
 
 # of chains, on which traversal is block verification; it alone takes trees
 RULES = {"token": ChainRule.TOKEN, "block": ChainRule.BLOCK, "traversal": ChainRule.BLOCK}
 PHASES = ("draft", "target", "verify")
+NO_LAW = "the model returned non-finite scores (NaN or +inf): check the model's weights and dtype"  # of a drafter
 
 
-class State(NamedTuple):
-    """What a step reads and writes on the device, a row each."""
+class DeviceState(NamedTuple):
+    """The state that a step reads and writes on the device, one entry per row."""
 
     text: torch.Tensor  # [B, S] token t in slot t + 1; slot 0 stays 0
     base: torch.Tensor  # [B] position of the last committed token
     step: torch.Tensor  # [B]
-    limit: torch.Tensor  # [B] where base stays at the latest: a row goes on until another text is put there
+    limit: torch.Tensor  # [B] largest base: a finished row keeps stepping until another text joins it
     seed: torch.Tensor  # [B]
     request: torch.Tensor  # [B]
 
 
-class Made(NamedTuple):
-    """What a step leaves for the host."""
+class HostResult(NamedTuple):
+    """The result of a step in Python numbers."""
 
-    tokens: torch.Tensor  # [B, D + 1] emitted, then -1
-    accepted: torch.Tensor  # [B]
-    fault: torch.Tensor  # [B]
+    tokens: list[list[int]]  # [B, D + 1] emitted, then -1
+    accepted: list[int]  # [B]
+    fault: list[int]  # [B] kernels.Fault flags
+    drafted: list[list[int]]  # [B, N - 1] the draft tokens, -1 where none was drawn
+    reached: list[list[float]]  # [B, D] probability that at least 1, 2, ... of them are accepted
+    failure: str | None  # of a drafter that raised; one without a law is flagged in `fault`
+
+
+class DeviceResult(NamedTuple):
+    """The result of a step as tensors."""
+
+    tokens: torch.Tensor
+    accepted: torch.Tensor
+    fault: torch.Tensor
+    drafted: torch.Tensor
+    reached: torch.Tensor
     clock: torch.Tensor  # [4] nanoseconds: begin, drafted, read by the target, done
+    failure: str | None = None
 
-    def to_host(self) -> Made:
-        """Copies that are there once the device has come so far."""
-        return Made(*(part.to("cpu", non_blocking=True) for part in self))
+    def to_host(self) -> DeviceResult:
+        """Copy to the host without waiting; the values are valid once the device has finished the step."""
+        tensors = self._asdict().items()
+        return self._replace(**{name: part.to("cpu", non_blocking=True) for name, part in tensors if name != "failure"})
+
+    def read(self) -> HostResult:
+        """Convert to Python numbers, after the copies are complete."""
+        tokens, accepted, fault, drafted, reached = (part.tolist() for part in self[:5])
+        return HostResult(tokens, accepted, fault, drafted, reached, self.failure)
 
 
-class Resident:
-    """Rows of a target's and a drafter's static session, and the steps on them."""
+class Drafted(NamedTuple):
+    """The draft of a step on the device."""
+
+    tree: Tree
+    tokens: torch.Tensor  # [B, N - 1], -1 where none was drawn
+    logits: torch.Tensor | None  # [B, M, V] of the drafter, after the nodes with children
+    summary: Summary | None  # kernels' summary of those rows
+    fault: torch.Tensor  # [B]
+    failure: str | None = None  # of a drafter that raised
+
+
+class DrafterError(Exception):
+    """The drafter raised; the text goes on without it."""
+
+
+@contextmanager
+def drafter_errors() -> Iterator[None]:
+    """Turn errors of a drafter in this block into DrafterError."""
+    try:
+        yield
+    except Exception as error:
+        raise DrafterError(first_line(error)) from error
+
+
+class DeviceStep:
+    """Static sessions of target and drafter, and the captured steps on their rows."""
 
     def __init__(
         self,
@@ -65,35 +114,37 @@ class Resident:
         capacity: int,
         compiled: bool = False,
     ) -> None:
-        self.target = StaticSession(target, size, capacity, compiled, getattr(draft, "taps", ()))
+        self.target = StaticSession(target, size, capacity, compiled, taps(draft))
         self.drafter: StaticSession | StaticHead | None = None
         if isinstance(draft, HeadModel):
             self.drafter = StaticHead(draft, self.target, largest.depth[-1], compiled, len(largest.inner))
         elif draft is not None:
             self.drafter = StaticSession(draft, size, capacity, compiled)
+        self.largest = largest
         device = self.device = target.network.device
-        number = RULES.get(rule, ChainRule.TOKEN)  # rules without a kernel come here only where nothing is guessed
+        number = RULES.get(rule, ChainRule.TOKEN)  # rules without a kernel get here only without a draft
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
-        self.state = State(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+        self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+        self._levels = torch.arange(1, largest.size, device=device)
         self._controls: Controls | None = None
-        self._calls: dict[Tree, Calls] = {}
-        self._recorded: dict[Tree, tuple[Any, Made]] = {}
+        self._calls: dict[Tree, TreeCalls] = {}
+        self._recorded: dict[Tree, tuple[Any, DeviceResult]] = {}
         how = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
-        self.readers = [Reader(session, how) for session in self.sessions]
+        self.readers = [PromptReader(session, how) for session in self.sessions]
 
     @property
     def sessions(self) -> list[StaticSession | StaticHead]:
         return [self.target] if self.drafter is None else [self.target, self.drafter]
 
-    def read(self, texts: Iterable[tuple[int, Sequence[int]]], again: bool = False) -> None:
-        """Read texts into rows; `again`: the drafter alone does, as steps were made without it."""
+    def read(self, texts: Iterable[tuple[int, Sequence[int]]], drafter_only: bool = False) -> None:
+        """Prefill texts into rows, or into the drafter alone after steps that were made without it."""
         for pack in packs(texts):
-            there = pack.to(self.device, non_blocking=True)
-            ids, rows, positions = there
+            moved = pack.to(self.device, non_blocking=True)
+            ids, rows, positions = moved
             self.state.text[rows, positions + 1] = ids
-            for reader in self.readers[1:] if again else self.readers:
-                reader.read(there)
+            for reader in self.readers[1:] if drafter_only else self.readers:
+                reader.read(moved)
 
     @property
     def controls(self) -> Controls | None:
@@ -101,60 +152,83 @@ class Resident:
 
     @controls.setter
     def controls(self, controls: Controls) -> None:
-        """Other memory, or controls of another kind: what was recorded does not know them."""
+        """Set controls in other memory or of another kind, for which steps have to be captured again."""
         self._controls = controls
         self._recorded.clear()
 
-    def run(self, tree: Tree) -> Made:
-        """Start a step with these guesses; what is returned is the next step's too, on a GPU."""
+    def run(self, tree: Tree) -> DeviceResult:
+        """Start a step with this tree; on a GPU the next step writes into the same result."""
         if not tree.is_chain and tree not in self._calls:
-            self._calls[tree] = Calls.of(tree, self.device)  # here, as no recording may bring numbers to the device
+            self._calls[tree] = TreeCalls.of(tree, self.device)  # here, as no recording may bring numbers to the device
         if self.device.type != "cuda":
             with torch.no_grad():
                 return self._body(tree)
         if tree not in self._recorded:
-            self._recorded[tree] = self._record(tree)
-        graph, made = self._recorded[tree]
+            try:
+                self._recorded[tree] = self._record(tree)
+            except DrafterError as error:  # this step is made without the drafter
+                return self.run(Tree.chain(0))._replace(failure=str(error))
+        graph, result = self._recorded[tree]
         graph.replay()
-        return made
+        return result
 
-    def _body(self, tree: Tree) -> Made:
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that drafting adds: slots of the target's cache, logits of both models, the drafter's cache.
+
+        Noise takes none: kernels compute it where it is used.
+        """
+        if self.drafter is None:
+            return {}
+        cache, nodes = self.target.cache, self.largest.size
+        logits = len(self.state.base) * (nodes - 1 + len(self.largest.inner)) * self.target.model.vocabulary
+        slots = cache.bytes * nodes // (cache.capacity + 1)
+        element = self.target.model.network.dtype.itemsize
+        return {"slots": slots, "laws": logits * element, "noise": 0, "drafters": self.drafter.cache.bytes}
+
+    def _body(self, tree: Tree) -> DeviceResult:
         """One step on the device."""
         state, controls = self.state, self._controls
         assert controls is not None
         noise = NoiseKeys(state.seed, state.request, state.step)
         clock = torch.zeros(len(PHASES) + 1, dtype=torch.int64, device=self.device)
         _stamp(clock, 0)
-        step = self._chain if tree.is_chain else self._tree
-        out = step(tree, controls, noise, clock)
+        drafted = self._draft_chain(tree, controls, noise) if tree.is_chain else self._draft_tree(tree, controls, noise)
+        _stamp(clock, 1)
+        logits = self._target_logits(drafted)
+        _stamp(clock, 2)
+        out = self._verify(drafted, logits, controls, noise)
+        reached = acceptance(logits, drafted.logits, drafted.tokens, drafted.tree, controls, self.rule, drafted.summary)
         self._commit(out.tokens, out.accepted.to(torch.int64))
         _stamp(clock, 3)
-        return Made(out.tokens, out.accepted, out.fault, clock)
+        fault = out.fault | drafted.fault
+        return DeviceResult(out.tokens, out.accepted, fault, drafted.tokens, reached, clock, drafted.failure)
 
-    def _chain(self, tree: Tree, controls: Controls, noise: NoiseKeys, clock: torch.Tensor) -> kernels.Emitted:
-        state, length = self.state, tree.size - 1
-        tokens, draft_logits, summary = self._guess(length, controls, noise)
-        _stamp(clock, 1)
-        ids = torch.cat([state.text.gather(1, state.base[:, None] + 1), tokens], dim=1)
-        logits = self.target.forward(ids, state.base, keep=length + 1)
-        _stamp(clock, 2)
-        return kernels.verify(logits, draft_logits, tokens, controls, self.rule, noise, drafted=summary)
+    def _target_logits(self, drafted: Drafted) -> torch.Tensor:
+        """The target's logits [B, N, V] after each node."""
+        root = self.state.text.gather(1, self.state.base[:, None] + 1)
+        tokens = torch.cat([root, drafted.tokens], dim=1)
+        if drafted.tree.is_chain:
+            # rows after a token that was not drawn are never used, but the input must be valid
+            return self.target.forward(tokens.clamp_min(0), self.state.base, keep=drafted.tree.size)
+        return self.target.branch(tokens, self.state.base, self._calls[drafted.tree].target)
 
-    def _tree(self, tree: Tree, controls: Controls, noise: NoiseKeys, clock: torch.Tensor) -> kernels.Walked:
-        state, calls = self.state, self._calls[tree]
-        tokens, draft_logits, summary = self._branch(tree, controls, noise)
-        _stamp(clock, 1)
-        logits = self.target.branch(tokens, state.base, calls.target)
-        _stamp(clock, 2)
-        out = kernels.traverse(logits, draft_logits, tokens, tree, controls, noise, drafted=summary)
+    def _verify(
+        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, noise: NoiseKeys
+    ) -> kernels.Emitted | kernels.Walked:
+        if drafted.tree.is_chain:
+            return kernels.verify(
+                logits, drafted.logits, drafted.tokens, controls, self.rule, noise, drafted=drafted.summary
+            )
+        assert drafted.logits is not None
+        nodes = torch.nn.functional.pad(drafted.tokens, (1, 0))
+        out = kernels.traverse(logits, drafted.logits, nodes, drafted.tree, controls, noise, drafted=drafted.summary)
         for session in self.sessions:
-            session.follow(state.base, out.path, out.accepted.to(torch.int64))
+            session.follow(self.state.base, out.path, out.accepted.to(torch.int64))
         return out
 
-    def _branch(
-        self, tree: Tree, controls: Controls, noise: NoiseKeys
-    ) -> tuple[torch.Tensor, torch.Tensor, Summary | None]:
-        """As `_guess`, of a tree: tokens [B, N] with node 0's, and logits [B, M, V] after the nodes with children."""
+    def _draft_tree(self, tree: Tree, controls: Controls, noise: NoiseKeys) -> Drafted:
+        """Draft a tree level by level; the drafter runs on the nodes that have children."""
         state, drafter = self.state, self.drafter
         assert drafter is not None
         root = state.text.gather(1, state.base[:, None] + 1)
@@ -162,40 +236,69 @@ class Resident:
         kept = Summary.empty(len(root), len(tree.inner), self.device) if self.device.type == "cuda" else None
         rows: list[torch.Tensor] = []
         for call in self._calls[tree].drafter:
-            if not rows:
-                rows.append(drafter.start(state.text, state.base)[:, None])
-            else:
-                rows.append(drafter.branch(tokens, state.base, call))
-            column = slice(call.first, call.first + len(call.names))
+            with drafter_errors():
+                if not rows:
+                    rows.append(drafter.start(state.text, state.base)[:, None])
+                else:
+                    rows.append(drafter.branch(tokens, state.base, call))
+            column = slice(call.first, call.first + len(call.nodes))
             some = None if kept is None else kept.at(column)
-            kernels.guess(rows[-1], call.names, tree, tokens, controls, noise, summary=some)
-        return tokens, torch.cat(rows, dim=1), kept
+            kernels.guess(rows[-1], call.nodes, tree, tokens, controls, noise, summary=some)
+        calls = self._calls[tree]
+        drafted = torch.where(calls.target.depth[1:] <= self._room(), tokens[:, 1:], -1)
+        return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule))
 
-    def _guess(
-        self, length: int, controls: Controls, noise: NoiseKeys
-    ) -> tuple[torch.Tensor, torch.Tensor | None, Summary | None]:
-        """Tokens [B, K], the logits [B, K, V] they were drawn from, and what is known of these."""
-        state, size = self.state, len(self.state.base)
+    def _draft_chain(self, tree: Tree, controls: Controls, noise: NoiseKeys) -> Drafted:
+        """Draft a chain token by token; if the drafter raises, what was drawn before stays in the draft."""
+        state, size, length = self.state, len(self.state.base), tree.size - 1
         tokens = torch.full((size, length), -1, dtype=torch.int64, device=self.device)
+        nothing = torch.zeros_like(self.rule)
         if self.drafter is None or not length:
-            return tokens, None, None
-        rows, kept = [self.drafter.start(state.text, state.base)], None
-        if self.device.type == "cuda":
-            crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
-            kept = Summary.empty(size, length, self.device, crest)
+            return Drafted(Tree.chain(0), tokens[:, :0], None, None, nothing)
+        rows: list[torch.Tensor] = []
+        kept = None
         for k in range(length):
+            try:
+                with drafter_errors():
+                    if not rows:
+                        rows.append(self.drafter.start(state.text, state.base))
+                    else:
+                        rows.append(self.drafter.go_on(tokens[:, k - 1], state.base, k))
+            except DrafterError as error:
+                if self.device.type == "cuda":
+                    raise  # else a graph of half a draft would be captured
+                return self._half(tokens[:, :k], rows, str(error))
+            if kept is None and self.device.type == "cuda":
+                crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
+                kept = Summary.empty(size, length, self.device, crest)
             column = None if kept is None else kept.at(slice(k, k + 1))
-            tokens[:, k], _ = kernels.sample(
+            drawn, _ = kernels.sample(
                 rows[k], controls, noise, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )
-            if k + 1 < length:
-                rows.append(self.drafter.go_on(tokens[:, k], state.base, k + 1))
-        return tokens, torch.stack(rows, dim=1), kept
+            if kept is None:  # for a row without a law the kernels draw token 0, the reference any number
+                drawn = drawn.clamp(0, rows[k].shape[-1] - 1)
+            tokens[:, k] = drawn
+        logits = torch.stack(rows, dim=1)
+        wanted = self._levels[:length] <= self._room()
+        sound = _sound(logits, kept) | ~wanted
+        tokens = torch.where(wanted & (sound.cumprod(1) > 0), tokens, -1)  # nothing is drawn after a row without a law
+        fault = (~sound).any(1).to(torch.int32) * int(Fault.DRAFT)
+        return Drafted(tree, tokens, logits, kept, fault)
+
+    def _room(self) -> torch.Tensor:
+        """How deep to draft [B, 1]: tokens beyond the wanted length would be discarded."""
+        return (self.state.limit - self.state.base - 1)[:, None]
+
+    def _half(self, tokens: torch.Tensor, rows: list[torch.Tensor], failure: str) -> Drafted:
+        """The chain that was drawn before the drafter raised."""
+        logits = torch.stack(rows, dim=1) if rows else None
+        tokens = torch.where(self._levels[: len(rows)] <= self._room(), tokens, -1)
+        return Drafted(Tree.chain(len(rows)), tokens, logits, None, torch.zeros_like(self.rule), failure)
 
     def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
         state, controls = self.state, self._controls
         assert controls is not None
-        # what follows the emitted tokens, and the text of a row that has ended, is overwritten before it is read
+        # slots after the emitted tokens, and rows that have ended, are overwritten before they are read
         places = state.base[:, None] + torch.arange(2, emitted.shape[1] + 2, device=self.device)
         state.text.scatter_(1, places, emitted.clamp_min(0))
         state.base.copy_(torch.minimum(state.base + accepted + 1, state.limit))
@@ -205,8 +308,8 @@ class Resident:
                 counts.scatter_add_(1, emitted.clamp_min(0), (emitted >= 0).to(counts.dtype))
 
     @torch.no_grad()
-    def _record(self, tree: Tree) -> tuple[Any, Made]:
-        """Capture the step. Warming up moves the state on, so it is put back."""
+    def _record(self, tree: Tree) -> tuple[Any, DeviceResult]:
+        """Capture the step; the warm-up changes the state, so it is restored."""
         controls = self._controls
         assert controls is not None
         moving = [*self.state, *(c for c in (controls.seen, controls.made) if c is not None)]
@@ -223,11 +326,16 @@ class Resident:
         return recorded
 
 
+def _sound(logits: torch.Tensor, summary: Summary | None) -> torch.Tensor:
+    """Which rows [B, K] of logits [B, K, V] have a law."""
+    return (logits < torch.inf).all(-1) if summary is None else summary.scale > 0
+
+
 def _stamp(clock: torch.Tensor, place: int) -> None:
-    """The time, when the device has come so far; zero where its clock cannot be read."""
+    """Record the time when the device gets here; zero where its clock cannot be read."""
     if not clock.is_cuda:
         clock[place] = time.perf_counter_ns()
     elif kernels.available():
-        from draftproof.kernels.lib import timer
+        from draftproof.kernels.lib.timer import stamp
 
-        timer.stamp(clock[place:])
+        stamp(clock, place)  # type: ignore[no-untyped-call]

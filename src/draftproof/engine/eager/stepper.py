@@ -1,0 +1,205 @@
+"""The eager stepper, for any model and any rule; samples of one prompt share a row until their texts differ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from draftproof.draft import Tree
+from draftproof.engine.eager.method import Method
+from draftproof.engine.eager.rows import Row, to_numpy
+from draftproof.engine.eager.step import RowsError, StepResult, step
+from draftproof.engine.memory import draft_bytes
+from draftproof.engine.request import Request
+from draftproof.engine.scheduler import Outcome
+from draftproof.engine.trace import shape_name
+from draftproof.engine.tuning import StepReport, Tuner
+from draftproof.errors import first_line
+from draftproof.models.base import Model, cache_bytes, draft_sessions, sessions, slot_bytes
+
+
+class EagerPending(NamedTuple):
+    """A step that was made: its rows and tree, its result, or the errors of rows that failed."""
+
+    start: float
+    rows: list[Row]
+    asked: Tree
+    result: StepResult | None
+    errors: dict[int, Exception]
+
+
+class EagerStepper:
+    """Requests in the rows of one target session and of a session for each drafter.
+
+    Requests that start from the same prompt occupy one row until their texts differ; then the row is copied. The last
+    row moves to the place of a finished one, so the rows in use are always the first ones.
+
+    If a drafter fails, the texts go on without drafting. The cause may be temporary, so drafters are opened again in
+    new sessions when the next request joins.
+    """
+
+    lookahead = 0
+    needs_results = False
+
+    def __init__(
+        self, target: Model, drafts: Sequence[Model], method: Method, tuner: Tuner, rows: int, capacity: int
+    ) -> None:
+        self.method, self.tuner = method, tuner
+        self.size, self.capacity = rows, capacity
+        self.drafts = drafts
+        self.target, self.drafters = sessions(target, drafts, rows, capacity)
+        self.rows: list[list[Request]] = []
+        self._fresh = False  # whether a prompt has still to be prefilled
+        self._largest = {"laws": 0, "noise": 0}  # bytes
+
+    def join(self, requests: Sequence[Request]) -> None:
+        """Give a row to requests with one prompt and one sampling, which start together."""
+        same = self._same_prompt(requests[0])
+        if same is not None:
+            same += requests
+            return
+        self.target.join(len(self.rows), requests[0].prompt)
+        self.rows.append(list(requests))
+        with self._tolerating_drafters():
+            unread = self.rows[-1:]
+            if not self.drafters:
+                self.drafters = draft_sessions(self.target, self.drafts, self.size, self.capacity)
+                unread = self.rows
+            for drafter in self.drafters:
+                for row, (request, *_) in enumerate(unread, start=len(self.rows) - len(unread)):
+                    drafter.session.join(row, (*request.prompt, *request.tokens))
+        self._fresh = True
+
+    def _same_prompt(self, request: Request) -> list[Request] | None:
+        """The row of requests with the same prompt and sampling that have not started yet, to share its prefill.
+
+        Not with a draft: they would share draft tokens too, and a text would depend on its neighbours.
+        """
+        for requests in [] if self.drafts else self.rows:
+            first = requests[0]
+            if not first.trace.steps and (first.prompt, first.sampling) == (request.prompt, request.sampling):
+                return requests
+        return None
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.rows)
+
+    def leave(self, request: Request) -> None:
+        """Free the row of a request, unless others share it."""
+        for row, requests in enumerate(self.rows):
+            if request in requests:
+                requests.remove(request)
+                if not requests:
+                    self._retire(row)
+                return
+
+    def launch(self) -> EagerPending:
+        """Make one step of all rows."""
+        start = time.perf_counter()
+        rows = [self._row(requests) for requests in self.rows]
+        asked = self.tuner.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
+        try:
+            return EagerPending(start, rows, asked, step(rows, self.target, self.drafters, self.method, asked), {})
+        except RowsError as failed:
+            return EagerPending(start, rows, asked, None, failed.errors)
+
+    def collect(self, pending: EagerPending) -> list[Outcome]:
+        """The outcome of each request; if some failed, the others have not advanced."""
+        if pending.result is None:
+            failing = [(request, error) for row, error in pending.errors.items() for request in self.rows[row]]
+            return [Outcome(request, error=error) for request, error in failing]
+        if pending.result.failure is not None:
+            self._give_up(pending.result.failure)
+        branches = pending.result.branches
+        self.rows = [[self.rows[branch.row][m] for m in branch.members] for branch in branches]
+        return [
+            Outcome(request, branch.step, self._shape(request, pending, branch.row))
+            for branch, requests in zip(branches, self.rows, strict=True)
+            for request in requests
+        ]
+
+    def _shape(self, request: Request, pending: EagerPending, row: int) -> str:
+        """The shape of a row's draft, where a tuner chose it."""
+        tunes = request.tuner is not None or self.tuner.tunes
+        return shape_name(pending.asked.cut(pending.rows[row].depth)) if tunes else ""
+
+    def learn(self, pending: EagerPending) -> None:
+        """Complete the step's times, and let the tuners learn from it."""
+        result = pending.result
+        if result is None:
+            return
+        steps = [branch.step for branch in result.branches]
+        seconds = steps[0].seconds  # all branches share it
+        seconds["overhead"] = time.perf_counter() - pending.start - sum(seconds.values())
+        if self._fresh:  # the call included prefill
+            seconds["prompt"], seconds["target"] = seconds["target"], 0.0
+        self._largest = max(self._largest, draft_bytes(result.draft, result.p), key=lambda size: size["laws"])
+        laws = self._laws(result, range(len(pending.rows))) if self.tuner.wants_laws else None
+        self.tuner.learn(StepReport(pending.asked, result.draft.tree, steps, seconds, self._fresh, laws))
+        for branch, requests in zip(result.branches, self.rows, strict=True):
+            for request in requests:
+                if request.tuner is not None and not request.finish:
+                    laws = self._laws(result, [branch.row]) if request.tuner.wants_laws else None
+                    asked, sent = pending.asked.cut(pending.rows[branch.row].depth), Tree.chain(branch.step.depth)
+                    request.tuner.learn(StepReport(asked, sent, [branch.step], seconds, laws=laws))
+        self._fresh = False
+
+    def _laws(self, result: StepResult, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
+        """p and q after the last committed tokens of some rows, if q depends on a temperature."""
+        draft = result.draft
+        if draft.q.shape[-1] == 0 or draft.tree.size == 1:
+            return None
+        if any(drafter.session.speaks != "logits" for drafter in self.drafters):
+            return None
+        p, q = (law[list(rows), 0] for law in (draft.p, draft.q))
+        p = p if result.draft_tokens is None else p[:, result.draft_tokens]  # only tokens that can be drafted count
+        return to_numpy(p), to_numpy(q)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that drafting has added, by purpose, in its largest step so far."""
+        if not self.drafts:
+            return {}
+        slots = slot_bytes(self.target, self.tuner.size)
+        drafters = sum(cache_bytes(drafter.session) for drafter in self.drafters)
+        return {"slots": slots, **self._largest, "drafters": drafters}
+
+    def _row(self, requests: list[Request]) -> Row:
+        first = requests[0]
+        return Row(
+            prompt=first.prompt,
+            output=tuple(first.tokens),
+            sampling=first.sampling,
+            draft_sampling=first.tempered((first.tuner or self.tuner).factor),
+            members=tuple(request.key for request in requests),
+            step=len(first.trace.steps),
+            depth=max(request.reach for request in requests),
+        )
+
+    def _retire(self, row: int) -> None:
+        last = len(self.rows) - 1
+        if row != last:
+            self.target.copy(last, row)
+            with self._tolerating_drafters():
+                for drafter in self.drafters:
+                    drafter.session.copy(last, row)
+            self.rows[row] = self.rows[last]
+        self.rows.pop()
+
+    @contextmanager
+    def _tolerating_drafters(self) -> Iterator[None]:
+        """Errors of drafters in this block stop drafting, not the text."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(first_line(error))
+
+    def _give_up(self, failure: str) -> None:
+        self.drafters = []
+        for request in (request for requests in self.rows for request in requests):
+            request.trace.failures[failure] += 1

@@ -1,0 +1,229 @@
+"""The one set-up of every entry point: resolve names and settings to models, rule, tuner, requests and scheduler."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftproof import couple
+from draftproof import lossy as lossy_rules
+from draftproof import verify as verifiers
+from draftproof.draft import Tree
+from draftproof.draws import DRAWS, Draw
+from draftproof.engine import graph
+from draftproof.engine.arguments import Drafts, Named, suited
+from draftproof.engine.eager.method import method_of
+from draftproof.engine.eager.stepper import EagerStepper
+from draftproof.engine.request import Request, SampleKey
+from draftproof.engine.scheduler import Scheduler, Stepper
+from draftproof.engine.trace import Trace
+from draftproof.engine.tuning import LONGEST, Auto, Fixed, Pace, Tuner, assumed, hope, tuned
+from draftproof.errors import DraftproofError
+from draftproof.models import drafter, load
+from draftproof.models.base import Model, check_model
+from draftproof.models.drafters.shared_tokens import fit
+from draftproof.noise import check_seed
+from draftproof.rule import Rule
+from draftproof.sampling import Sampling
+
+CHAIN = Tree.chain(5)  # where no tuner chooses the length
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Target, drafters, rule, and the tuner that chooses what is drafted."""
+
+    target: Model
+    drafts: tuple[Model, ...]
+    rule: Rule
+    tuner: Tuner
+    draw: Draw
+    per_request: bool = False  # every request tunes the length of its own chain, within the tuner's
+    compile: bool = False  # on a GPU, compile both networks
+
+    @staticmethod
+    def of(
+        target: Named,
+        draft: Drafts = "auto",
+        *,
+        verify: str = "block",
+        lossy: str | None = None,
+        tree: Tree | Auto | str | None = None,
+        draw: str | None = None,
+        repeatable: bool = True,
+        tempers: bool | Callable[[Rule], bool] = False,
+        compile: bool = False,
+    ) -> Setup:
+        """Resolve names and settings, or raise.
+
+        repeatable    shapes must not depend on the clock or on neighbours: the same seed gives the same text
+        tempers       the draft's temperature may be tuned
+        """
+        rule = choose_rule(verify, lossy)  # first, so that a wrong name fails before a model is loaded
+        host, drafts = open_models(target, draft)
+        if len(drafts) > 1 and not rule.mixes:
+            raise DraftproofError(f"{rule.name!r} takes one drafter only: for several use recursive or importance")
+        heated = tempers(rule) if callable(tempers) else tempers
+        tuner, per_request = choose_tuner(rule, drafts, tree, repeatable, heated)
+        return Setup(host, drafts, rule, tuner, choose_draw(rule, tuner.example, draw), per_request, compile)
+
+    def suited(self, sampling: Sampling | None, draft_sampling: Sampling | None = None) -> tuple[Sampling, Sampling]:
+        """The samplings of target and draft, with the target's own end tokens."""
+        chosen = suited(sampling or Sampling(), self.target)
+        return chosen, suited(draft_sampling or chosen, self.target)
+
+    def request(
+        self,
+        prompt: tuple[int, ...],
+        samplings: tuple[Sampling, Sampling],
+        max_new_tokens: int,
+        key: SampleKey,
+        *,
+        stop: tuple[str, ...] = (),
+        stopping: Callable[[Sequence[int]], bool] | None = None,
+        tempers: bool = False,
+        detokenize: bool = True,
+    ) -> Request:
+        """Create a request.
+
+        stopping      another stopping criterion, checked after every token
+        tempers       the temperature of its draft tokens may be tuned
+        detokenize    false where only token ids are needed
+        """
+        own = self.per_request and not self.uses_graph(samplings)  # a graph has one length for all rows
+        return Request(
+            prompt,
+            *samplings,
+            max_new_tokens,
+            key,
+            Trace(self.rule.name, " + ".join(draft.name for draft in self.drafts) or "none", self.rule.notice),
+            context=self.target.context,
+            tokenizer=self.target.tokenizer if detokenize else None,
+            stop=stop,
+            stopping=stopping,
+            tuner=Auto("chain", assumed(self.target, self.drafts), tempers, hope(self.drafts)) if own else None,
+        )
+
+    def scheduler(self, rows: int, length: int, *, reuse: bool = False) -> Scheduler:
+        """A scheduler for `rows` texts of up to `length` tokens.
+
+        reuse         take the graphs that were captured for the target's last texts, if they are idle: for texts that
+                      are added at once and generated to their end
+        """
+        capacity = min(length, self.target.context or length) + self.tuner.size
+        steppers: dict[bool, Stepper] = {}
+
+        def stepper_for(request: Request) -> Stepper:
+            by_graph = self.uses_graph((request.sampling, request.draft_sampling), rows)
+            if by_graph not in steppers:
+                make = self._graph_stepper if by_graph else self._eager_stepper
+                steppers[by_graph] = make(rows, capacity, reuse)
+            return steppers[by_graph]
+
+        return Scheduler(rows, stepper_for)
+
+    def uses_graph(self, samplings: tuple[Sampling, Sampling], rows: int = 1) -> bool:
+        """Whether the graph stepper can serve texts that are sampled like this (target, draft)."""
+        return graph.fits(self.target, self.drafts, self.rule.name, self._captured(rows), samplings)
+
+    def _eager_stepper(self, rows: int, capacity: int, reuse: bool) -> Stepper:
+        method = method_of(self.rule, self.draw, self.target.vocabulary)
+        return EagerStepper(self.target, self.drafts, method, self.tuner, rows, capacity)
+
+    def _graph_stepper(self, rows: int, capacity: int, reuse: bool) -> Stepper:
+        tree = self._captured(rows)
+        tuner: Tuner = Pace(tree, hope(self.drafts)) if self.tuner.tunes else Fixed(tree)
+        kind = graph.GraphKind(self.drafts[0] if self.drafts else None, self.rule.name, tree, rows, self.compile)
+        return (graph.reopen if reuse else graph.GraphStepper)(self.target, kind, capacity, tuner)
+
+    def _captured(self, rows: int) -> Tree:
+        """The shape to capture: the given tree; where it is tuned, a chain of five, or a tree as deep.
+
+        A large target verifies about 64 tokens in hardly more time than one.
+        """
+        if not (self.tuner.tunes or self.per_request):
+            return self.tuner.example
+        return Tree.best(max(64 // rows - 1, 5), 5) if self.rule.name == "traversal" else CHAIN
+
+
+def new_seed(seed: int | None) -> int:
+    """The given seed, checked, or a random one."""
+    return secrets.randbits(63) if seed is None else check_seed(seed)
+
+
+def open_models(target: Named, draft: Drafts) -> tuple[Model, tuple[Model, ...]]:
+    """Load target and drafters, where they are given by name."""
+    host = load(target) if isinstance(target, str | Path) else target
+    named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
+    check_model(host, "target")
+    for model in named:
+        if not isinstance(model, str | Path):
+            check_model(model, "draft")
+    drafts = [drafter(model, host) if isinstance(model, str | Path) else fit(host, model) for model in named]
+    return host, tuple(draft for draft in drafts if draft is not None)
+
+
+def choose_rule(verify: str, lossy: str | None) -> Rule:
+    """The exact rule of that name, or the lossy one if given."""
+    if not isinstance(verify, str):
+        raise DraftproofError(f"verify must be the name of a rule, such as 'block', not {verify!r}")
+    if not isinstance(lossy, str | None):
+        raise DraftproofError(f"lossy must be the name of a rule, such as 'lenience:0.8', not {lossy!r}")
+    if lossy is not None:
+        if verify != "block":
+            raise DraftproofError(f"verify={verify!r} and lossy={lossy!r} name different rules: give only one of them")
+        return lossy_rules.get(lossy)
+    return couple.COUPLINGS[verify] if verify in couple.COUPLINGS else verifiers.get(verify)
+
+
+def choose_tuner(
+    rule: Rule, drafts: Sequence[Any], tree: Tree | Auto | str | None, repeatable: bool, tempers: bool
+) -> tuple[Tuner, bool]:
+    """The tuner for a tree or "auto", and whether each request tunes its own length within it.
+
+    To be repeatable, a text must not depend on the clock or on its neighbours. A chain's nodes have the same noise
+    however long it is, so requests may cut it as they like; shapes of other kinds are then fixed unless "auto" is
+    given. The text of a coupling does not depend on the shape at all.
+    """
+    if not drafts:
+        return Fixed(Tree.chain(0)), False
+    if isinstance(tree, str) and tree != "auto":
+        tree = Tree.parse(tree)
+    if isinstance(tree, Tree):
+        return Fixed(tree), False
+    if isinstance(tree, Auto):
+        return tree, False
+    if tree not in (None, "auto"):
+        raise DraftproofError(f"unknown tree {tree!r}: use a Tree, such as Tree.chain(5), or 'auto'")
+    if repeatable and rule.trees == "chain":
+        return Fixed(Tree.chain(LONGEST)), True
+    if repeatable and tree is None and rule.name not in couple.COUPLINGS:
+        return Fixed(CHAIN), False
+    return tuned(rule.trees, drafts, tempers), False
+
+
+def may_temper(rule: Rule, sampling: Sampling) -> bool:
+    """Whether the draft's temperature may be tuned: exact rules allow it, and there is a temperature to change."""
+    return rule.exact and not callable(sampling.temperature) and sampling.temperature > 0
+
+
+def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:
+    """The named draw, or the one with the most acceptance among those the rule is exact for."""
+    tree.check()
+    if rule.name in couple.COUPLINGS:
+        if name is not None:
+            raise DraftproofError(f"{rule.name!r} draws its guesses from shared noise: leave `draw` out")
+        return DRAWS["iid"]  # not used: the coupling draws
+    if not rule.accepts(tree):
+        raise DraftproofError(f"verifier {rule.name!r} works on {rule.trees} drafts only: choose such a tree")
+    if name is None:
+        order = ("iid", "distinct", "plan", "top", "fixed")  # all but the last are the same on a chain
+        order = order if tree.is_chain else ("plan", "distinct", "top", "iid", "fixed")
+        name = next(draw for draw in order if draw in rule.draws)
+    if name not in rule.draws:
+        exact = ", ".join(sorted(rule.draws))
+        raise DraftproofError(f"verifier {rule.name!r} is not exact for {name!r} draws: use {exact}")
+    return DRAWS[name]
