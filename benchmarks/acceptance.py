@@ -20,10 +20,10 @@ import numpy as np
 
 from draftproof.couple.gumbel import match_probability
 from draftproof.draft import Draft, Tree
-from draftproof.rule import Verifier
 from draftproof.draws import DRAWS
 from draftproof.law import overlap
 from draftproof.noise import Lane, uniforms
+from draftproof.rule import Verifier
 from draftproof.theory import bounds
 from draftproof.theory.acceptance import ACCEPTANCE, WITHOUT_HITS, sampled
 from draftproof.verify import VERIFIERS
@@ -182,28 +182,29 @@ def markdown(rows: list[Row]) -> str:
 Which rule accepts most, on synthetic pairs of laws, and how far each is from the limit.
 
 `python -m benchmarks.acceptance` wrote this page. Target and drafter are p = softmax(3 z / T) and
-q = softmax(3 (r z + sqrt(1 - r²) e) / T) with normal z and e: the drafter is better for larger r, the laws are flatter
-for larger T. Numbers are means over random pairs and contexts with fixed seeds.
+q = softmax(3 (r z + sqrt(1 - r²) e) / T) with normal z and e: a larger r is a better drafter, a larger T gives flatter
+laws. V is the vocabulary size. Numbers are means over random pairs and contexts with fixed seeds.
 
 ![Acceptance of each rule against the limits](figures/acceptance.svg)
 
 ## One step
 
-The probability that the emitted token is one of K guesses. Rows of one way of drawing stand together, the limit that no
-exact rule exceeds first, then from worst to best. Each number is exact for its pairs, except for
-{sampled_rules}: these are means over {SAMPLES} sampled drafts a pair. `importance` and `optimal_binned` are
-counted without lucky hits.
+The probability that the emitted token is one of K candidates. Rows are grouped by the way of drawing: first the limit
+that no exact rule exceeds, then the rules from worst to best. Each number is exact for its pairs, except for
+{sampled_rules}: these are means over {SAMPLES} sampled drafts a pair. For `importance` and `optimal_binned`
+a corrected token that happens to equal a candidate is not counted.
 
 {_table(one)}
 
-`optimal` equals the limit for independent guesses in every column. `nodeplan` and `top_plus_one` equal the limits of
-their own ways of drawing, and `nodeplan` comes close to the limit for distinct guesses, which no simple rule reaches.
+`optimal` equals the limit for independent candidates in every column. `nodeplan` and `top_plus_one` equal the limits of
+their ways of drawing, and `nodeplan` comes close to the limit for distinct candidates, which no simple rule reaches.
 
 ## Several steps
 
-Expected accepted draft tokens per target call. K paths of 5 tokens: the first tokens are drawn in the way the rule
-needs, each is continued as a chain. `fixed` is another tree, nothing drawn: the 5 K nodes that the drafter finds most
-probable. Standard errors are at most {max(row.error for row in several):.2f}: neighbours in the order may trade places.
+Expected accepted draft tokens per target call, for K paths of 5 tokens. The first tokens are drawn in the way the rule
+needs, and each is continued as a chain. For `fixed` nothing is drawn: the tree has the 5 K nodes that are most probable
+under the drafter. Standard errors are at most {max(row.error for row in several):.2f}, so neighbours in the order may
+trade places.
 
 {_table(several)}
 
@@ -211,10 +212,10 @@ From worst to best:
 
 {_order(several)}
 
-`recursive`, `kseq`, `optimal` and `nodeplan` look at one node after the other; `block`, `traversal`, `sbv` and `csbv`
-judge a path as a whole. Paths with the same beginning are one context, and what was guessed after one of them was
-guessed after all, except where guesses are planned. Planned guesses (`sbv_plan`) keep up with the best where
-independent ones repeat each other: with a poor drafter, or with few guesses at low temperature.
+`recursive`, `kseq`, `optimal` and `nodeplan` verify one node after the other; `block`, `traversal`, `sbv` and `csbv`
+judge a path as a whole. Paths that begin with the same tokens are merged, and all their continuations are candidates
+after the common part, except with `plan`. Planned candidates (`sbv_plan`) keep up with the best where independent ones
+repeat each other: with a poor drafter, or with few candidates at low temperature.
 """
 
 
@@ -235,7 +236,7 @@ def _table(rows: list[Row]) -> str:
     columns = sorted({(-row.likeness, row.vocabulary, row.temperature) for row in rows})
     cells = {(row.siblings, row.draw, row.rule, -row.likeness, row.vocabulary, row.temperature): row for row in rows}
     lines = sorted({(row.siblings, row.draw, row.rule) for row in rows}, key=lambda line: _rank(line, rows))
-    head = "| K | guesses | rule | " + " | ".join(f"r {-r} V {v} T {t}" for r, v, t in columns) + " |"
+    head = "| K | draws | rule | " + " | ".join(f"r {-r} V {v} T {t}" for r, v, t in columns) + " |"
     body = []
     for line in lines:
         found = [cells.get((*line, *column)) for column in columns]

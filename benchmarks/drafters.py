@@ -76,7 +76,7 @@ def table(root: Path) -> str:
 
 def line(row: dict[str, Any]) -> str:
     overlap = [f"{value:.3f}" for value in row["overlap"][:4]]
-    guesses = f"{overlap[0]} at every guess" if len(set(overlap)) == 1 else " ".join(overlap)
+    guesses = f"{overlap[0]} at every position" if len(set(overlap)) == 1 else " ".join(overlap)
     calls = " | ".join("{:.2f} ± {:.2f}".format(*row[shape]) for shape in SHAPES)
     return f"| {row['drafter']} | {row['temperature']:.1f} | {guesses} | {row['reach']:.3f} | {calls} |"
 

@@ -1,10 +1,10 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
 Derived are docs/algorithms.md (from the registries), docs/performance.md, tables of docs/audit.md and docs/drafters.md
-and the speeds in the README (from the rows of the benchmarks), docs/files.md and the folders in the README (from the
-modules' docstrings), the map in docs/index.md (from the pages' first lines), and the figures. `--capture` runs the
-README's command again and records what it printed; no check does that, because it needs the model and its timings are
-never the same twice.
+and the speeds in the README (from the rows of the benchmarks), the options in docs/command-line.md (from the command
+line), docs/files.md and the folders in the README (from the modules' docstrings), the list of pages in docs/index.md
+(from their first lines), and the figures. `--capture` runs the README's command again and records what it printed; no
+check does that, because it needs the model and its timings are never the same twice.
 """
 
 from __future__ import annotations
@@ -16,44 +16,49 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import drafters
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
 from draftproof.verify import VERIFIERS
-from scripts import audit, figure, figure_limits, performance
+from scripts import audit, command_line, figure, figure_limits, performance, picture_speed, picture_text
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
 FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
-FIGURES = (figure, figure_limits)
+FIGURES = (figure, figure_limits)  # of numbers that the library computes
+PICTURES = (picture_text, picture_speed)  # of recorded rows
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
-READING_ORDER = tuple(
-    f"{name}.md" for name in ("how-it-works", "exactness", "python", "sampling", "limits", "architecture", "algorithms")
+PAGES = (
+    "how-it-works python command-line sampling drafters algorithms exactness audit limits acceptance performance "
+    "kernels architecture files"
 )
+READING_ORDER = tuple(f"{name}.md" for name in PAGES.split())  # as in mkdocs.yml
 SHAPES = {
     "chain": "One path",
-    "star": "Several guesses for one token",
+    "star": "Several candidates for one token",
     "paths": "Several separate paths",
     "any": "Any tree",
 }
 
 
 LEFT_OUT = (
-    ("greedy block verification", "2403.10444", "accepts more in one step and pays in the next ones, which must follow "
-     "a changed target: over a text fewer tokens a call than `block`"),
-    ("hierarchical verification (HSD)", "2601.05724", "with its ratios capped it is `block`; as its authors' code has "
-     "them, uncapped for the whole block, it is not exact"),
-    ("SpecHub", "2411.05289", "its pair of guesses is the one of `top_plus_one` with two guesses"),
+    ("greedy block verification", "2403.10444", "accepts more in one step, but the next steps must follow a changed "
+     "target: over a whole text it yields fewer tokens per call than `block`"),
+    ("hierarchical verification (HSD)", "2601.05724", "with capped ratios it is `block`; in its authors' code the "
+     "ratios are not capped over the whole block, and it is not exact"),
+    ("SpecHub", "2411.05289", "its pair of candidates is that of `top_plus_one` with two candidates"),
     ("Global Resolution", "2511.15898", "reaches the optimum that `optimal` has in closed form"),
-    ("trees grown by the draft's probabilities", "2406.16858, 2406.17276, 2410.11744", "exact with `match`, or with "
-     "`traversal` if every draw is kept; here a step has one tree for all its texts"),
-    ("guesses summed over tokenisations (SLRS)", "2502.05202", "needs all spellings of a token in the drafter's "
-     "vocabulary; `text:MODEL` and shared tokens do not"),
-    ("arithmetic sampling", "2210.15458", "samples that cover more are not independent"),
+    ("trees grown by the drafter's probabilities", "2406.16858, 2406.17276, 2410.11744", "exact with `match`, or with "
+     "`traversal` if every draw is kept; here all texts of a step share one tree"),
+    ("draft probabilities summed over tokenisations (SLRS)", "2502.05202", "needs all spellings of a token in the "
+     "drafter's vocabulary; `text:MODEL` and shared tokens do not"),
+    ("arithmetic sampling", "2210.15458", "its samples are more diverse, and therefore not independent"),
 )  # fmt: skip
 
 
@@ -76,9 +81,8 @@ def main() -> None:
 def stale(root: Path) -> list[Path]:
     """The files that are not what they would be if written now."""
     old = [path for path, text in pages(root) if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for drawn in FIGURES:
-        picture = root / drawn.PATH
-        if not picture.exists() or figure.numbers_in(picture.read_text(encoding="utf-8")) != drawn.numbers():
+    for picture, numbers, _ in pictures(root):
+        if not picture.exists() or figure.numbers_in(picture.read_text(encoding="utf-8")) != numbers:
             old.append(picture)
     return old
 
@@ -87,9 +91,9 @@ def write(root: Path) -> None:
     """Bring every derived file up to date."""
     for path, text in pages(root):
         path.write_text(text, encoding="utf-8")
-    for drawn in FIGURES:
-        (root / drawn.PATH).parent.mkdir(exist_ok=True)
-        (root / drawn.PATH).write_text(drawn.draw(), encoding="utf-8")
+    for picture, _, draw in pictures(root):
+        picture.parent.mkdir(exist_ok=True)
+        picture.write_text(draw(), encoding="utf-8")
 
 
 def pages(root: Path) -> Iterator[tuple[Path, str]]:
@@ -97,12 +101,34 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     docs = root / "docs"
     yield docs / "algorithms.md", algorithms()
     yield docs / "performance.md", performance.page(root)
+    commands = {"commands": command_line.sections()}
+    yield docs / "command-line.md", filled(docs / "command-line.md", commands)
     yield docs / "drafters.md", filled(docs / "drafters.md", {"measured": drafters.table(root)})
     yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
     yield docs / "files.md", FILES + tree(root)
+    yield (
+        docs / "architecture.md",
+        filled(docs / "architecture.md", {"step": source_of(root, "engine/eager/step.py", "step")}),
+    )
     yield docs / "index.md", filled(docs / "index.md", {"pages": contents(docs)})
     parts = {"speed": performance.headline(root), "tree": tree(root, FOLDERS[:1], deep=False)}
     yield root / "README.md", filled(root / "README.md", parts)
+
+
+def pictures(root: Path) -> Iterator[tuple[Path, Any, Callable[[], str]]]:
+    """Each figure, the numbers it shows, and how it is drawn."""
+    for figured in FIGURES:
+        yield root / figured.PATH, figured.numbers(), figured.draw
+    for pictured in PICTURES:
+        yield root / pictured.PATH, pictured.numbers(root), partial(pictured.draw, root)
+
+
+def source_of(root: Path, file: str, name: str) -> str:
+    """A function's own code, as a block of a page."""
+    text = (root / "src/draftproof" / file).read_text(encoding="utf-8")
+    (function,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    lines = text.splitlines()[function.lineno - 1 : function.end_lineno]
+    return "\n".join(["```python no-run", *lines, "```", ""])
 
 
 def filled(page: Path, parts: Mapping[str, str]) -> str:
@@ -124,11 +150,12 @@ def algorithms() -> str:
     """docs/algorithms.md: what the registries hold, and nothing else."""
     parts = [
         "# Algorithms\n",
-        "Everything draftproof can decide with. `make docs` writes this page from the registries in the code.\n",
+        "Every verification rule in draftproof, with its paper. `make docs` writes this page from the registries in "
+        "the code.\n",
         "## Verifiers\n",
         "Exact: the text follows the target's law, whatever the drafter. The name is the value of `--verify`. *Draws* "
-        "are the [ways of drawing](#draws) it is exact for; where it *never accepts less than* another, a test holds "
-        "it to that.\n",
+        "are the [ways of drawing](#draws) for which the rule is exact. That it *never accepts less than* another rule "
+        "is tested.\n",
     ]
     for shape, title in SHAPES.items():
         group = [v for v in VERIFIERS.values() if v.trees == shape]
@@ -140,18 +167,18 @@ def algorithms() -> str:
             parts += [f"### {title}\n", _table(("name", "paper", "draws", "never accepts less than", "rule"), rows)]
     parts += [
         "## Draws\n",
-        "How the children of a node are drawn from the draft's law; see [draws.py](../src/draftproof/draws.py).\n",
+        "How the children of a node are drawn from the drafter's law q; see [draws.py](../src/draftproof/draws.py).\n",
         _table(("name", "children are drawn"), ((f"`{d.name}`", d.summary) for d in DRAWS.values())),
         "## Couplings\n",
-        "Exact, and the text is a function of target and seed alone: drafter and target share their noise, so drafter, "
-        "draft length and tree decide how many target calls a text takes and never a letter of it.\n",
+        "Exact, and the text is a function of target and seed alone. Drafter and target share their noise, so drafter, "
+        "draft length and tree change how many target calls a text takes, but not the text.\n",
         _table(
             ("name", "paper", "rule"),
             ((_source("couple", c.name), _paper(c.paper), c.summary) for c in COUPLINGS.values()),
         ),
         "## Lossy rules\n",
-        "Not exact, and kept apart: no verifier uses one, none uses a verifier, and each accounts for the total "
-        "variation it costs at every token.\n",
+        "Not exact, and kept apart: no verifier uses a lossy rule, no lossy rule uses a verifier, and each reports the "
+        "total variation it costs at every token.\n",
         _table(
             ("name", "origin", "settings", "rule"),
             (
@@ -165,7 +192,7 @@ def algorithms() -> str:
             ),
         ),
         "## Left out\n",
-        "Known, and not here, with the reason.\n",
+        "Published methods that are not here, and why.\n",
         _table(("what", "paper", "why"), ((what, _paper(paper), why) for what, paper, why in LEFT_OUT)),
     ]
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""The figure of docs/how-it-works.md: guess, keep, correct, on two tokens, with numbers that the library computes.
+"""The figure of docs/how-it-works.md: draft, accept, correct, on two tokens, with numbers that the library computes.
 
 Its numbers stand in a comment at the top of the SVG. They are what `--check` compares, because the lines of an SVG
 differ from one matplotlib to the next.
@@ -18,17 +18,18 @@ from draftproof.law import overlap, residual
 
 PATH = "docs/figures/how-it-works.svg"
 TOKENS = ("A", "B")
-# Colours that hold on white and on black; kept and corrected are those of the command line.
-INK, GUESS, KEPT, REFUSED, CORRECTED = "#768390", "#316dca", "#347d39", "#e5534b", "#966600"
+# Colours that hold on white and on black; accepted and corrected are those of the command line.
+INK, DRAFT, ACCEPTED, REJECTED, CORRECTED = "#768390", "#316dca", "#347d39", "#e5534b", "#966600"
 
 
 def numbers() -> dict[str, list[str]]:
     """The masses of the example, token by token, as fractions."""
     p = np.array([Fraction(1, 4), Fraction(3, 4)])
     q = np.array([Fraction(1, 2), Fraction(1, 2)])
-    kept = np.where(p < q, p, q)
+    accepted = np.where(p < q, p, q)
     corrected = (1 - overlap(p, q)) * residual(p, q)
-    masses = {"p": p, "q": q, "kept": kept, "refused": q - kept, "corrected": corrected, "emitted": kept + corrected}
+    masses = {"p": p, "q": q, "accepted": accepted, "rejected": q - accepted, "corrected": corrected}
+    masses["emitted"] = accepted + corrected
     return {name: [str(mass) for mass in row] for name, row in masses.items()}
 
 
@@ -43,7 +44,7 @@ def draw() -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"hatch.linewidth": 0.8, "font.size": 10, "hatch.color": REFUSED}):
+    with rc_context({"hatch.linewidth": 0.8, "font.size": 10, "hatch.color": REJECTED}):
         figure = Figure(figsize=(9.0, 2.9))
         axes = figure.subplots(1, 3, sharey=True)
         _panels(axes, {name: [Fraction(mass) for mass in row] for name, row in numbers().items()})
@@ -65,7 +66,7 @@ def as_svg(figure: Any, numbers: dict[str, Any]) -> str:
 
 def _panels(axes: Any, mass: dict[str, list[Fraction]]) -> None:
     """Three stages, left to right; the dashed line at each token is the target's p."""
-    titles = ("1. guess from q", "2. keep min(p, q)", "3. redraw the rest from (p − q)₊")
+    titles = ("1. draft from q", "2. accept min(p, q)", "3. redraw the rest from (p − q)₊")
     names = [f"{token}   p = {p}" for token, p in zip(TOKENS, mass["p"], strict=True)]
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title, color=INK, fontsize=11, pad=6, loc="left", x=0.04)
@@ -77,20 +78,20 @@ def _panels(axes: Any, mass: dict[str, list[Fraction]]) -> None:
             spine.set_color(INK)
         for x, p in enumerate(mass["p"]):
             ax.plot([x - 0.48, x + 0.48], [float(p)] * 2, color=INK, linestyle=(0, (3, 2)), linewidth=1.4, zorder=3)
-    _stack(axes[0], [("q", GUESS, "guessed")], mass)
-    _stack(axes[1], [("kept", KEPT, "kept"), ("refused", REFUSED, "refused")], mass)
-    _stack(axes[2], [("kept", KEPT, "kept"), ("corrected", CORRECTED, "corrected")], mass)
+    _stack(axes[0], [("q", DRAFT, "drafted")], mass)
+    _stack(axes[1], [("accepted", ACCEPTED, "accepted"), ("rejected", REJECTED, "rejected")], mass)
+    _stack(axes[2], [("accepted", ACCEPTED, "accepted"), ("corrected", CORRECTED, "corrected")], mass)
 
 
 def _stack(ax: Any, layers: list[tuple[str, str, str]], mass: dict[str, list[Fraction]]) -> None:
-    """Bars on top of each other, each labelled with its mass; refused mass is only outlined, for it is given away."""
+    """Bars on top of each other, each labelled with its mass; rejected mass is only outlined."""
     for x in range(2):
         floor = Fraction(0)
         for name, colour, word in layers:
             height = mass[name][x]
             if height == 0:
                 continue
-            gone = name == "refused"
+            gone = name == "rejected"
             look = {"facecolor": "none", "hatch": "///", "linestyle": ":"} if gone else {"facecolor": colour}
             ax.bar(x, float(height), 0.84, bottom=float(floor), edgecolor=colour, linewidth=0.8, **look)
             place = floor + height + Fraction(1, 25) if gone else floor + Fraction(1, 8)

@@ -1,4 +1,4 @@
-"""The figure of docs/limits.md: where the limit of several guesses comes from, and what more guesses do to it."""
+"""The figure of docs/limits.md: where the limit of several candidates comes from, and what more of them do to it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from draftproof.law import divide
 from draftproof.theory import bounds
-from scripts.figure import CORRECTED, GUESS, INK, KEPT, REFUSED, as_svg
+from scripts.figure import ACCEPTED, CORRECTED, DRAFT, INK, REJECTED, as_svg
 
 PATH = "docs/figures/limits.svg"
 P = tuple(Fraction(n, 20) for n in (2, 5, 1, 8, 4))
 Q = tuple(Fraction(n, 20) for n in (6, 4, 5, 3, 2))
 COIN = Fraction(1, 4)  # p(A) of the second panel
-GUESSES = {1: REFUSED, 2: CORRECTED, 4: KEPT, 8: GUESS}
+CANDIDATES = {1: REJECTED, 2: CORRECTED, 4: ACCEPTED, 8: DRAFT}
 
 
 def numbers() -> dict[str, Any]:
@@ -29,7 +29,7 @@ def numbers() -> dict[str, Any]:
         "prefixes": [[str(p[order[:n]].sum()), str(q[order[:n]].sum() ** 2)] for n in range(6)],
         "limit": str(bounds.iid(p, q, 2)),
         "certain": {
-            str(K): [round(1 - float(1 - COIN) ** (1 / K), 6), round(float(COIN) ** (1 / K), 6)] for K in GUESSES
+            str(K): [round(1 - float(1 - COIN) ** (1 / K), 6), round(float(COIN) ** (1 / K), 6)] for K in CANDIDATES
         },
     }
 
@@ -60,18 +60,18 @@ def _sets(ax: Any) -> None:
     worst = max(line.tolist(), key=lambda point: point[1] - point[0])
     ax.plot([0, 1], [0, 1], color=INK, lw=1, ls=(0, (3, 2)))
     ax.plot(*points.T, "o", color=INK, ms=4, alpha=0.6, label="every set S")
-    ax.plot(*line.T, "o-", color=GUESS, ms=6, lw=1.4, label="first tokens by p/q")
-    ax.plot([worst[0]] * 2, [worst[0], worst[1]], color=REFUSED, lw=2.5)
+    ax.plot(*line.T, "o-", color=DRAFT, ms=6, lw=1.4, label="first tokens by p/q")
+    ax.plot([worst[0]] * 2, [worst[0], worst[1]], color=REJECTED, lw=2.5)
     gap = 1 - Fraction(found["limit"])
-    ax.text(worst[0], worst[1] + 0.03, f"{gap} lost", color=REFUSED, ha="right", va="bottom")
-    _words(ax, "two guesses, five tokens", "p(S): wanted in S", "q(S)²: both guesses in S")
+    ax.text(worst[0], worst[1] + 0.03, f"{gap} lost", color=REJECTED, ha="right", va="bottom")
+    _words(ax, "two candidates, five tokens", "p(S): wanted in S", "q(S)²: both candidates in S")
 
 
 def _coin(ax: Any) -> None:
     """The limit for two tokens, against the drafter's law."""
     q = np.linspace(0, 1, 201)
     p = np.array([[float(COIN), float(1 - COIN)]] * len(q))
-    for K, colour in GUESSES.items():
+    for K, colour in CANDIDATES.items():
         ax.plot(q, bounds.iid(p, np.stack([q, 1 - q], axis=1), K), color=colour, lw=1.8, label=f"K = {K}")
     ax.axvline(float(COIN), color=INK, lw=1, ls=(0, (3, 2)))
     ax.set_ylim(0.2, 1.03)

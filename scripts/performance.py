@@ -14,19 +14,20 @@ ROOT = Path(__file__).resolve().parents[1]
 TITLES = {"engine": "Sampling", "samples": "Many samples of one prompt", "demo": "The demo"}
 INTRODUCTION = """# Performance
 
-How fast, beside what transformers does with the same models and prompts in the same run.
+How fast draftproof is, measured beside other libraries with the same models and prompts in the same run.
 
-`make docs` writes this page from the rows in benchmarks/results, and under each heading stands the command that made
-them; `--json FILE` appends rows. All ways of a table take turns, round by round, each round with the same prompts and
-seed for all; a figure is the median over the rounds, a ratio the median of the ratios within each round, so that what
-slows the machine for a while slows both sides. Nothing ends a text early: all have the same length.
+`make docs` writes this page from the rows in benchmarks/results. The command that made them is under each heading;
+`--json FILE` appends rows to a file. All rows of a table are measured in turns, round by round, and in each round all
+use the same prompts and seed. A speed is the median over the rounds. A ratio is the median of the ratios within each
+round, so a slow moment of the machine slows both sides. No text ends early: all have the same length.
 
-- *draftproof plain* draws a token a call; *draftproof* with the name of a [verifier](algorithms.md) guesses and checks.
-- *transformers plain* is `generate()`; *static* has a static cache and a compiled model; *assisted* guesses with the
-  same draft model, *lookup* with the words of the text, as many tokens a call as ours, one text at a time.
-- *tokens/call* are per text and target call. *Time* is the share of each phase, *other* what lies between them.
-  On a GPU these are times of its own clock, *prompt* is the reading of prompts, and *overhead* what the host adds.
-  *Memory* is what a way needs beside the weights, the cache of the text included.
+- *draftproof plain* samples one token per call; *draftproof* with the name of a [verifier](algorithms.md) drafts and
+  verifies.
+- *transformers plain* is `generate()`; *static* uses a static cache and a compiled model; *assisted* drafts with the
+  same draft model and *lookup* with n-grams of the text, as many tokens per call as ours, one text at a time.
+- *tokens/call* is per text and target call. *Time* is the share of each phase; *other* is what lies between them. On a
+  GPU the phases are measured by its own clock, *prompt* is prefill, and *overhead* is what the host adds.
+- *Memory* is what is needed beside the weights, KV cache included.
 """
 
 
@@ -52,12 +53,12 @@ def headline(root: Path) -> str:
     times = {name: f"{ratio:.2g} times" for name, ratio in demo["ratio_to"].items()}
     gpu = large["machine"]["gpu"].split()[-1]
     text = (
-        f"- **Fast, beside others in the same run.** With SmolLM2-135M in 8-bit integers on two CPU cores "
-        f"`draftproof bench demo` measured {demo['tokens_per_s']:.0f} tokens a second: {times['draftproof plain']} our "
-        f"own plain sampling and {times['transformers float32']} transformers' `generate` in float32. With a model of "
-        f"the shape of an 8B on one {gpu}, {speed[large['name']]} where transformers' assisted generation wrote "
-        f"{speed['transformers assisted']} and its static and compiled sampling {speed['transformers static']}. "
-        f"[Performance](docs/performance.md) has the tables and the commands."
+        f"- **Fast, measured beside others in the same run.** SmolLM2-135M in 8-bit integers on two CPU cores: "
+        f"{demo['tokens_per_s']:.0f} tokens a second with `draftproof bench demo`, which is "
+        f"{times['draftproof plain']} our own plain sampling and {times['transformers float32']} transformers' "
+        f"`generate` in float32. A model of the shape of an 8B on one {gpu}: {speed[large['name']]} tokens a second; "
+        f"transformers' assisted generation has {speed['transformers assisted']}, its compiled sampling with a static "
+        f"cache {speed['transformers static']}. [Performance](docs/performance.md) has the tables and the commands."
     )
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n  "  # the marker after it
 

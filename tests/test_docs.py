@@ -30,7 +30,10 @@ from draftproof.verify import VERIFIERS
 from scripts import docs, figure
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 pages = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
 
@@ -203,8 +206,16 @@ EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda root: edit(root / "benchmarks/results/audit.json", '"exact": true', '"exact": false'),
     ),
     "a speed is recorded anew": (
-        "docs/performance.md README.md",
+        "docs/performance.md README.md docs/figures/speed.svg",
         lambda root: edit(root / "benchmarks/results/engine-cpu.jsonl", *faster(root)),
+    ),
+    "a text is recorded anew": (
+        "docs/figures/text.svg",
+        lambda root: edit(root / "benchmarks/results/text.json", '"corrected"', '"accepted"'),
+    ),
+    "an option is edited by hand": (
+        "docs/command-line.md",
+        lambda root: edit(root / "docs/command-line.md", "`--draft-length`", "`--length-of-draft`"),
     ),
     "a page is added": ("docs/index.md", lambda root: (root / "docs/new.md").write_text("# New\n\nA new page.\n")),
     "the table is lost": ("docs/algorithms.md", lambda root: (root / "docs/algorithms.md").unlink()),
@@ -257,3 +268,11 @@ def test_capture_records_what_the_command_prints(copy: Path) -> None:
 
 def test_figure_is_the_same_every_time() -> None:
     assert figure.draw() == figure.draw()
+
+
+def test_the_changelog_names_modules_that_exist() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    moved = re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", text, flags=re.MULTILINE)
+    assert moved
+    for _, now in moved:
+        assert (ROOT / "src" / now.replace(".", "/")).with_suffix(".py").is_file(), now

@@ -52,10 +52,10 @@ def test_our_engine_is_exact(name, sampling):
 
 def alone(head, text):
     """What a head says after a text, asked for in a session of its own."""
-    target, (session,) = sessions(head.target, [head], 1, len(text) + 1)
-    for one in (target, session):
+    target, (drafter,) = sessions(head.target, [head], 1, len(text) + 1)
+    for one in (target, drafter.session):
         one.join(0, text)
-    return law(session.extend(Tree.chain(0), np.array([[text[-1]]]), range(1))[0, 0], Sampling())
+    return law(drafter.session.extend(Tree.chain(0), np.array([[text[-1]]]), range(1))[0, 0], Sampling())
 
 
 def test_the_guesses_of_a_head_and_of_a_mixture_are_those_of_the_engine():

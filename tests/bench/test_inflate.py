@@ -137,7 +137,8 @@ def test_an_inflated_head_guesses_the_same(heads, layers):
     logits = []
     for target, drafter in ((network, head), (inflate(network, wide), inflate_head(head, 2, wide))):
         model = HeadModel(HFModel(target), drafter)
-        opened, (session,) = sessions(model.target, [model], 1, 40)
+        opened, (opened_head,) = sessions(model.target, [model], 1, 40)
+        session = opened_head.session
         for one in (opened, session):
             one.join(0, IDS)
         logits.append(torch.cat([session.extend(tree, tokens, level) for level in tree.levels], dim=1))

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from draftproof import models
 from draftproof.commands import cli, rules
+from draftproof.models.base import ModelFacts
 from draftproof.verify import VERIFIERS
 from tests.support import tiny
 
@@ -41,7 +42,7 @@ def test_the_text_is_printed_as_it_is(draftproof, folder):
 
 
 def test_auto_may_find_no_drafter(draftproof, folder, monkeypatch):
-    monkeypatch.setattr(models, "_on_gpu", lambda target: True)
+    monkeypatch.setattr("draftproof.models.registry.facts", lambda model: ModelFacts(device="cuda"))
     words = ("--target", folder, "--draft", "auto")
     code, _, err = draftproof("generate", "abcabc", *words, "-n", "4", "--seed", "1")
     assert (code, "4 tokens in 4 target calls" in err) == (0, True)

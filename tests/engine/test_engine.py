@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import draftproof as dp
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.graph import runner as fused
-from draftproof.engine.graph.runner import FusedBatch
+from draftproof.engine.eager.stepper import EagerStepper
+from draftproof.engine.graph.runner import GraphStepper
 from draftproof.kernels.types import unsupported
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.ngram import NGram, NGramSession
@@ -64,7 +63,7 @@ def fuses(monkeypatch):
     def fits(target, drafts, rule, shape, samplings):
         return samplings[0] == samplings[1] and not unsupported(samplings[0])
 
-    monkeypatch.setattr(fused, "fits", fits)
+    monkeypatch.setattr("draftproof.engine.graph.fits", fits)
 
 
 @pytest.mark.usefixtures("fuses")
@@ -74,8 +73,8 @@ def test_what_the_fused_step_cannot_do_goes_beside_it():
     engine = dp.Engine(target, draft=draft, rows=2, length=60)
     requests = [engine.add_request(**order) for order in ORDERS]
     finish(engine)
-    assert {type(batch) for batch in engine._batches.values()} == {Batch, FusedBatch}
-    assert [request.pace is None for request in requests] == [True, True, True, False, True]  # a fused step asks none
+    assert {type(stepper) for stepper in engine.scheduler._flights} == {EagerStepper, GraphStepper}
+    assert [request.tuner is None for request in requests] == [True, True, True, False, True]  # a fused step asks none
     for request, order in zip(requests, ORDERS, strict=True):
         assert request.output.tokens == dp.generate(target, **order, draft=draft).tokens
 
@@ -172,7 +171,7 @@ def test_each_of_those_that_fail_in_one_step_has_its_own_error():
     assert "keep the shape" in str(requests[4].error)
     finish(engine)
     for request in (requests[1], requests[3]):
-        alone = dp.generate(tiny.model(), request.prompt, draft="ngram", seed=request.member.seed, **how)
+        alone = dp.generate(tiny.model(), request.prompt, draft="ngram", seed=request.key.seed, **how)
         assert (request.finish, request.tokens) == ("length", alone.tokens)
 
 
@@ -202,7 +201,7 @@ def test_a_prompt_that_the_target_does_not_take_is_the_end_of_its_request_alone(
     finish(engine)
     assert [request.finish for request in requests] == ["length", "failed", "length"]
     for request in requests[::2]:
-        alone = dp.generate(coin, request.prompt, draft=coin, max_new_tokens=9, seed=request.member.seed)
+        alone = dp.generate(coin, request.prompt, draft=coin, max_new_tokens=9, seed=request.key.seed)
         assert request.tokens == alone.tokens
 
 
@@ -288,7 +287,7 @@ def test_nor_does_it_where_the_step_is_fused(drafted, cancelled):
         assert (wrong.finish, wrong.error) == ("failed", raised.value)
     last = engine.add_request([70, 71], **how)
     finish(engine)
-    assert {type(batch) for batch in engine._batches.values()} == {FusedBatch}
+    assert {type(stepper) for stepper in engine.scheduler._flights} == {GraphStepper}
     for request in (first, last):
         alone = dp.Engine(target, draft=draft, rows=1, length=80)
         other = alone.add_request(list(request.prompt), **how)
@@ -321,7 +320,7 @@ def test_a_request_of_another_engine_is_left_alone():
     for request in (running, waiting):
         with pytest.raises(dp.DraftproofError, match="not of this engine: cancel it where it was added"):
             other.cancel(request)
-    assert not other._batches  # nor is anything opened for it
+    assert not other.scheduler._flights  # nor is anything opened for it
     finish(mine)
     assert (running.finish, waiting.finish) == ("length", "length")
 

@@ -14,15 +14,10 @@ import torch
 import draftproof as dp
 from draftproof import verify
 from draftproof.engine.eager import rows as naming
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.generate import choose_draw
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
 from draftproof.models.table import TableModel, TableSession
 from draftproof.theory.enumerate import target_law
 from tests.support import gof, tiny
-from tests.support.batches import PROMPT, SAMPLES, samples, table
+from tests.support.schedulers import PROMPT, SAMPLES, ask, eager, samples, table
 
 
 def shape(verifier: dp.Verifier) -> dp.Tree:
@@ -135,12 +130,12 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
     def requests(lengths):
         return [
-            Request(target, (65 + i,) * (i + 1), dp.Sampling(), dp.Sampling(), length, (), Member(7, i), Trace())
+            ask(target, (65 + i,) * (i + 1), dp.Sampling(), dp.Sampling(), length, (7, i))
             for i, length in enumerate(lengths)
         ]
 
     def run(chosen):
-        batch = Batch(target, [draft], verifier, tree, choose_draw(verifier, tree, None), len(chosen), 60)
+        batch = eager(target, [draft], verifier, tree, len(chosen), 60)
         for request in chosen:
             batch.add([request])
         while not batch.is_finished:
@@ -378,10 +373,13 @@ def test_a_guess_that_is_no_token_is_the_drafters_failure(guesses, reason):
 
 def test_a_name_that_is_no_token_is_the_drafters_failure():
     class Few(TableSession):
-        names = np.array([1, 7])
+        draft_tokens = np.array([1, 7])
 
-        def narrow(self, tree, tokens, nodes):
+        def extend_reduced(self, tree, tokens, nodes):
             return np.zeros((len(tokens), len(nodes), 2))
+
+        def widen(self, q):
+            return q
 
     draft = table(2)
     draft.session = lambda rows, capacity: Few(draft, rows)
@@ -493,8 +491,8 @@ def test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from():
     rule, seen = verify.get("nodeplan"), []
     spy = rule._replace(stop=lambda draft: (seen.append(draft), rule.stop(draft))[1])
     target, tree, sampling = tiny.model(), dp.Tree.star(2), dp.Sampling()
-    batch = Batch(target, [TableModel(lambda context: close)], spy, tree, choose_draw(rule, tree, None), 1, 20)
-    batch.add([Request(target, (65,), sampling, sampling, 8, (), Member(1, 0), Trace())])
+    batch = eager(target, [TableModel(lambda context: close)], spy, tree, 1, 20)
+    batch.add([ask(target, (65,), sampling, sampling, 8, (1, 0))])
     batch.step()
     (draft,) = seen
     assert draft.tokens[0, 1] == 9 == draft.q[0, 0].argmax()
@@ -518,8 +516,8 @@ def test_a_law_that_is_stated_roughly_is_verified_as_it_is_drawn_from():
     rule, seen = verify.get("token"), []
     spy = rule._replace(stop=lambda draft: (seen.append(draft.q), rule.stop(draft))[1])
     target, tree, sampling = table(1), dp.Tree.chain(3), dp.Sampling()
-    batch = Batch(target, [Rough(table(2).rows)], spy, tree, choose_draw(rule, tree, None), 1, 20)
-    batch.add([Request(target, (0,), sampling, sampling, 12, (), Member(1, 0), Trace())])
+    batch = eager(target, [Rough(table(2).rows)], spy, tree, 1, 20)
+    batch.add([ask(target, (0,), sampling, sampling, 12, (1, 0))])
     while not batch.is_finished:
         batch.step()
     sums = np.concatenate([q.sum(axis=-1).ravel() for q in seen])
@@ -586,19 +584,17 @@ def test_samples_share_every_context_they_have_in_common():
 
 def test_requests_with_one_prompt_read_it_once_if_nothing_is_guessed():
     """Added one by one; each text is what it would be alone. Guesses are not shared between requests."""
-    target, sampling, drawing = table(1), dp.Sampling(), choose_draw(verify.get("block"), dp.Tree.chain(2), None)
+    target, sampling = table(1), dp.Sampling()
 
     def texts(drafts, groups):
         made = []
         for prompts in groups:
-            batch = Batch(target, drafts, verify.get("block"), dp.Tree.chain(2), drawing, 4, capacity=0)
-            requests = [
-                Request(target, (prompt,), other, other, 6, (), Member(4, number), Trace())
-                for number, prompt, other in prompts
-            ]
+            batch = eager(target, drafts, verify.get("block"), dp.Tree.chain(2), 4, capacity=0)
+            requests = [ask(target, (prompt,), other, other, 6, (4, number)) for number, prompt, other in prompts]
             for request in requests:
                 batch.add([request])
-            rows = len(batch.rows)
+            batch.admit()
+            rows = len(batch.stepper.rows)
             while not batch.is_finished:
                 batch.step()
             made += [(request.tokens, rows) for request in requests]

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 import draftproof as dp
 from draftproof import models
+from draftproof.models.base import ModelFacts
 from draftproof.models.files import bundled, download
 from draftproof.native import build
 from draftproof.paths import cache_folder
@@ -255,7 +256,7 @@ def test_drafters_by_name(folder):
 
 def test_on_a_gpu_auto_means_a_head_or_no_drafter():
     """Guesses from the text itself pay on a CPU alone; asked for by name they are there."""
-    target = SimpleNamespace(name="other", vocabulary=9, network=SimpleNamespace(device=torch.device("cuda")))
+    target = SimpleNamespace(name="other", vocabulary=9, facts=ModelFacts(device="cuda"))
     assert models.drafter("auto", target) is None
     assert models.drafter("ngram", target).name == "ngram"
     assert models.drafter("auto|ngram", target).name == "ngram"
@@ -263,7 +264,7 @@ def test_on_a_gpu_auto_means_a_head_or_no_drafter():
 
 
 def test_that_auto_found_no_drafter_is_said(monkeypatch):
-    monkeypatch.setattr(models, "_on_gpu", lambda target: True)
+    monkeypatch.setattr("draftproof.models.registry.facts", lambda model: ModelFacts(device="cuda"))
     out = dp.generate(tiny.model(), "hello", draft="auto", max_new_tokens=8, seed=1)
     assert out.tokens == dp.generate(tiny.model(), "hello", draft=None, max_new_tokens=8, seed=1).tokens
     assert out.trace.drafter == "none"
@@ -281,8 +282,11 @@ def test_a_device_that_is_not_there_is_named():
 )
 def test_a_drafter_by_name_is_put_beside_the_target(place, asked, monkeypatch):
     target = tiny.model()
-    target.network = SimpleNamespace(device=torch.device(place), dtype=torch.bfloat16)
+    there = {"device": torch.device(place), "dtype": torch.bfloat16}
+    target.network = SimpleNamespace(config=target.network.config, **there)
     loaded = []
-    monkeypatch.setattr(models, "load", lambda name, **how: loaded.append((name, how)) or tiny.model())
+    monkeypatch.setattr(
+        "draftproof.models.registry.load", lambda name, **how: loaded.append((name, how)) or tiny.model()
+    )
     models.drafter("org/small", target)
     assert loaded == [("org/small", asked)]

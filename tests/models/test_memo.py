@@ -11,18 +11,13 @@ import torch
 
 import draftproof as dp
 from draftproof import models, verify
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.generate import choose_draw
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
 from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.theory.enumerate import target_law
 from tests.support import gof, tiny
-from tests.support.batches import PROMPT, samples, table
+from tests.support.schedulers import PROMPT, ask, eager, samples, table
 
 
 def test_what_was_seen_is_drafted_when_the_same_tokens_come_again():
@@ -128,14 +123,11 @@ def test_rows_fall_behind_and_catch_up_in_any_order(kind):
     rule, tree = verify.get("block"), dp.Tree.chain(3)
 
     def write(target, numbers):
-        batch = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), 12, 60)
+        batch = eager(target, [draft], rule, tree, 12, 60)
         made = []
         for number in numbers:
             prompt = tuple((number * 7 + i * i) % 5 for i in range(2 + number % 3))
-            made += [
-                Request(target, prompt, dp.Sampling(), dp.Sampling(), 6 + number, (), Member(number, r), Trace())
-                for r in range(2)
-            ]
+            made += [ask(target, prompt, dp.Sampling(), dp.Sampling(), 6 + number, (number, r)) for r in range(2)]
             batch.add(made[-2:])
         while not batch.is_finished:
             batch.step()
@@ -172,25 +164,30 @@ def test_a_memos_memory_is_bounded():
 def test_what_guessing_adds_to_memory_is_counted_from_the_buffers():
     target, rule, tree = tiny.model(), verify.get("block"), dp.Tree.chain(5)
     for draft in (NGram(tiny.VOCABULARY), tiny.model("llama", 1)):
-        batch = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), 1, 60)
-        assert sum(batch.added.values()) < 1000  # nothing but empty tables
-        request = Request(target, tuple(b"abcabcabcabc"), dp.Sampling(), dp.Sampling(), 30, (), Member(1, 0), Trace())
+        batch = eager(target, [draft], rule, tree, 1, 60)
+        assert sum(batch.stepper.memory.values()) < 1000  # nothing but empty tables
+        request = ask(target, tuple(b"abcabcabcabc"), dp.Sampling(), dp.Sampling(), 30, (1, 0))
         batch.add([request])
         while not batch.is_finished:
             batch.step()
-        added = batch.added
+        added = batch.memory
         assert added["slots"] == 6 * (2 * 2 * 2 * 8 * 4)  # layers, keys and values, heads, width, bytes
         row = tiny.VOCABULARY * 4
         nodes = 1 + max(step.depth for step in request.trace.steps)
         dense = 0 if isinstance(draft, NGram) else nodes * row  # certain guesses need no law
         assert added["laws"] == 2 * (nodes - 1) * row + dense
         assert added["noise"] == 8 * (nodes + 1)
-        own = batch.drafters[0].bytes if isinstance(draft, NGram) else batch.drafters[0].cache.bytes
+        session = batch.stepper.drafters[0].session
+        own = session.bytes if isinstance(draft, NGram) else session.cache.bytes
         assert added["drafters"] == own > 0
-    plain = Batch(target, [], rule, dp.Tree.chain(0), choose_draw(rule, dp.Tree.chain(0), None), 1, 60)
-    plain.add([Request(target, (65,), dp.Sampling(), dp.Sampling(), 3, (), Member(1, 0), Trace())])
+    plain = eager(target, [], rule, dp.Tree.chain(0), 1, 60)
+    text = ask(target, (65,), dp.Sampling(), dp.Sampling(), 3, (1, 0))
+    plain.add([text])
     plain.step()
-    assert plain.added == {}
-    step = plain.rows[0][0].trace.steps[0]
-    assert set(step.seconds) == {"draft", "target", "verify", "overhead"}
-    assert min(step.seconds.values()) >= 0
+    plain.step()
+    assert plain.memory == {}
+    for step, reads in zip(text.trace.steps, ("prompt", "target"), strict=True):
+        assert set(step.seconds) == {"prompt", "draft", "target", "verify", "overhead"}
+        assert min(step.seconds.values()) >= 0
+        assert step.seconds[reads] > 0
+        assert step.seconds["prompt"] * step.seconds["target"] == 0  # a call that reads prompts, or one that does not

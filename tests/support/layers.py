@@ -6,12 +6,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import draftproof as dp
-from draftproof.engine.graph.runner import FusedBatch
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.llama.rebuild import rebuild
 from tests.support import tiny
-from tests.support.batches import finish, requests
+from tests.support.schedulers import finish, graph, requests
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHAIN = dp.Tree.chain(3)
@@ -33,7 +32,7 @@ def model(family: str, seed: int) -> HFModel:
 def texts(target: HFModel, draft: HFModel | HeadModel, tree: dp.Tree = CHAIN) -> list[list[int]]:
     """Two texts of one batch, of which one begins with its second token."""
     pair = requests(target, [[70] * 9, [80]], dp.Sampling(temperature=0.7), length=6)
-    batch = FusedBatch(target, draft, "block" if tree.is_chain else "traversal", tree, 2, 30)
+    batch = graph(target, draft, "block" if tree.is_chain else "traversal", tree, 2, 30)
     for request in pair:
         batch.add([request])
     finish(batch)

@@ -10,9 +10,9 @@ from draftproof import law, verify
 from draftproof.draft import Draft
 from draftproof.models.drafters.ngram import NGram, NGramSession
 from draftproof.theory.enumerate import target_law
-from draftproof.verify._pointmass import CERTAIN
+from draftproof.verify._pointmass import POINT_MASS
 from tests.support import gof
-from tests.support.batches import PROMPT, samples, table
+from tests.support.schedulers import PROMPT, samples, table
 
 
 @pytest.mark.parametrize("rule", ["onehot", "token", "block", "match"])
@@ -25,13 +25,13 @@ def test_it_is_every_rule_on_guesses_without_noise(rule):
         tokens[row, length + 1 :] = -1  # a shorter draft
     q = np.concatenate([law.one_hot(tokens[:, 1:], like=p), p[:, :1] * 0], axis=1)
     draft, known = Draft(tree, tokens, p[..., :0], p), verify.get(rule)
-    stop = CERTAIN.stop(draft)
+    stop = POINT_MASS.stop(draft)
     assert stop == pytest.approx(known.stop(draft._replace(q=q)))
     for node in range(tree.size):
         reached = stop[:, node] > 0
         nodes = np.full(30, node)
         theirs = known.next(draft._replace(q=q), nodes)
-        assert law.normalise(CERTAIN.next(draft, nodes))[reached] == pytest.approx(theirs[reached])
+        assert law.normalise(POINT_MASS.next(draft, nodes))[reached] == pytest.approx(theirs[reached])
 
 
 def test_text_with_phrases_found_again_follows_the_target():

@@ -22,9 +22,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftproof as dp
-from draftproof.engine.graph.runner import GraphKind, GraphStepper
+from draftproof.engine.graph import GraphKind, GraphStepper
 from draftproof.engine.request import Request, SampleKey
-from draftproof.engine.tuning.tuner import Fixed
+from draftproof.engine.tuning import Fixed
 from draftproof.models.hf import HFModel
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import cuda

@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftproof.commands.options import numbers
 from draftproof.commands.shared import AnyTarget
 from draftproof.paths import check_writable
+
+if TYPE_CHECKING:
+    from draftproof.bench.demo import Speeds
+    from draftproof.models.base import Model
+    from draftproof.models.hf import HFModel
 
 app = typer.Typer(help="Measure speed beside transformers, every peer in the same run.", no_args_is_help=True)
 
@@ -146,6 +151,24 @@ def _options(
     temperatures, batches = numbers(",".join(temperature), float, "temperature"), numbers(batch, int, "batch")
     ways = tuple(only.split(","))
     return Options(_names(verify), tree, temperatures, batches, tokens, repeat, seed, compiled, ways).check()
+
+
+def beside_peers(
+    target: HFModel,
+    draft: Model | None,
+    name: str,
+    dtype: str,
+    prompt: tuple[int, ...],
+    seed: int,
+    rule: dict[str, Any],  # verify, lossy, tree and sampling, as `generate` takes them
+) -> Speeds:
+    """How fast a text like this is written, beside plain sampling and transformers, in turns."""
+    from draftproof.bench.demo import compare, ways
+    from draftproof.bench.ours import Contender
+    from draftproof.bench.pair import as_transformers
+
+    both = ways(Contender(target, draft, **rule), as_transformers(target, name, dtype))
+    return compare(both, prompt, rule["sampling"].temperature, seed)
 
 
 def _names(text: str) -> tuple[str, ...]:

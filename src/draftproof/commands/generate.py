@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftproof.commands.bench import beside_peers
 from draftproof.commands.shared import AnyTarget, MinP, Precision, Raw, RepetitionPenalty, Temperature, TopK, TopP
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
-    from draftproof.bench.demo import Speeds
     from draftproof.engine.generate import Stream
     from draftproof.engine.request import Output
 
@@ -95,14 +95,9 @@ def generate(
     output = _finish(writing) if as_json else _show(writing)
     speeds = None
     if compare:
-        from draftproof.bench.demo import compare as compare_ways
-        from draftproof.bench.demo import ways
-        from draftproof.bench.ours import Contender
-        from draftproof.bench.pair import as_transformers
-
-        setup = Contender(model, drafts[0] if drafts else None, verify, tree, False, sampling, lossy)
-        peer = as_transformers(model, target, dtype)
-        speeds = compare_ways(ways(setup, peer), encode(model, words, not raw), temperature, output.seed)
+        rule = {"verify": verify, "lossy": lossy, "tree": tree, "sampling": sampling}
+        ids = encode(model, words, not raw)
+        speeds = beside_peers(model, drafts[0] if drafts else None, target, dtype, ids, output.seed, rule)
     if as_json:
         typer.echo(json.dumps(_as_dict(output, speeds), indent=1))
     else:
@@ -167,7 +162,7 @@ def _finish(writing: Stream) -> Output:
     return writing.output
 
 
-def _summarise(output: Output, speeds: Speeds | None, by_clock: bool) -> None:
+def _summarise(output: Output, speeds: Any, by_clock: bool) -> None:
     """A few lines on standard error, so that a pipe gets the text alone."""
     from rich.console import Console
 
@@ -179,7 +174,7 @@ def _summarise(output: Output, speeds: Speeds | None, by_clock: bool) -> None:
         console.print(f"compared in turns, {speeds.rounds} rounds of {speeds.tokens} tokens: {', '.join(parts)}")
 
 
-def _as_dict(output: Output, speeds: Speeds | None) -> dict[str, Any]:
+def _as_dict(output: Output, speeds: Any) -> dict[str, Any]:
     report: dict[str, Any] = {
         "text": output.text,
         "tokens": output.tokens,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from draftproof.draft import Tree
-from draftproof.engine.tuning.shapes import Auto
+from draftproof.engine.tuning import Auto
 from draftproof.errors import DraftproofError, nearest
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling, check_tokens
@@ -20,7 +20,7 @@ Drafts = Named | Sequence[Named] | None
 
 
 class Settings(TypedDict, total=False):
-    """The settings of `generate` and `stream`; `prepare` says what they mean."""
+    """The settings of `generate` and `stream`; `generate` says what they mean."""
 
     draft: Drafts
     verify: str

@@ -11,7 +11,7 @@ from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
-from draftproof.engine.tuning.shapes import Auto
+from draftproof.engine.tuning import Auto
 from draftproof.errors import DraftproofError, whole
 from draftproof.sampling import Sampling
 
@@ -30,10 +30,28 @@ def generate(target: Named, prompt: Prompt, *, n: int, **settings: Unpack[Settin
 def generate(
     target: Named, prompt: Prompt, *, n: int | None = None, **settings: Unpack[Settings]
 ) -> Output | list[Output]:
-    """One text, or a list of `n` independent ones; takes the settings of `prepare`.
+    """Generate one text, or a list of `n` independent ones.
 
     The n samples share the computation of the prompt and of everything their texts have in common; their tokens are
-    drawn with noise of their own, so they are independent.
+    drawn with separate noise, so they are independent.
+
+    target          a model, or a name for `draftproof.load`
+    prompt          a string (put through the model's chat template if it has one and `chat` is true), chat messages, or
+                    token ids, taken as they are
+    draft           a model, a name of `draftproof list`, a list of those (the k-th drafts sibling k), or None; "auto"
+                    is a trained head where there is one for the target
+    verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
+    lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
+    tree            shape of the draft, or its name ("chain:5"); "auto", the default, tunes it step by step and stops
+                    drafting where that does not pay; an `Auto` passed to several calls keeps what it has learned
+    draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
+    sampling        what law the text follows
+    draft_sampling  shapes the draft only and never changes that law; `sampling` by default
+    max_new_tokens  the text also ends at an end token, a stop string, or where the context is full
+    stop            one string or several, before which the text ends
+    seed            same seed, settings and machine: same text, and shapes are tuned by what the text itself shows. If
+                    none is given, one is drawn, and shapes are tuned by the clock too: faster, but not repeatable
+    compile         on a GPU, compile both models first; those of the Llama family are faster without it
 
     >>> from draftproof.models.table import TableModel
     >>> coin = TableModel(lambda context: [0.5, 0.5])
@@ -53,7 +71,7 @@ def generate(
 
 
 def stream(target: Named, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
-    """Text piece by piece, as it is made; `.output` holds the whole once it is finished. Settings: see `prepare`."""
+    """Generate one text piece by piece; `.output` holds the whole once it is finished. Settings as in `generate`."""
     check_names(settings)
     scheduler, (request,) = prepare(target, prompt, 1, **settings)
     return Stream(scheduler, request)
@@ -102,23 +120,7 @@ def prepare(
     chat: bool = True,
     compile: bool = False,
 ) -> tuple[Scheduler, list[Request]]:
-    """A scheduler with n requests for one prompt, everything checked.
-
-    target          a model, or a name for `draftproof.models.load`
-    prompt          words (put through the model's chat template if it has one and `chat` is true), chat messages, or
-                    token ids, taken as they are
-    draft           a model, a name of `draftproof list`, a list of those (sibling k is guessed by the k-th), or None;
-                    "auto" is a trained head where there is one for the target
-    verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
-    lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
-    tree            shape of the draft, or its name ("chain:5"); "auto", the default, tunes it step by step and stops
-                    drafting where that does not pay; an `Auto` passed to several calls keeps what it has learned
-    draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
-    sampling        what law the text follows; `draft_sampling` shapes the draft only and never changes that law
-    seed            same seed, settings and machine: same text, and shapes are tuned by what the text itself shows. If
-                    none is given, one is drawn, and shapes are tuned by the clock too: faster, but not to be repeated
-    compile         on a GPU, compile both models first; those of the Llama family are faster without it
-    """
+    """A scheduler with n requests for one prompt, everything checked. The settings are those of `generate`."""
     max_new_tokens = whole("max_new_tokens", max_new_tokens)
     stops = check_text(stop, sampling, draft_sampling)
     asked = sampling or Sampling()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from draftproof.engine.detokenize import Decoder, Piece, Stopper
 from draftproof.engine.trace import Step, Trace
-from draftproof.engine.tuning.tuner import Tuner
+from draftproof.engine.tuning import Tuner
 from draftproof.sampling import Sampling
 
 

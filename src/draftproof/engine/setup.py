@@ -13,17 +13,14 @@ from draftproof import lossy as lossy_rules
 from draftproof import verify as verifiers
 from draftproof.draft import Tree
 from draftproof.draws import DRAWS, Draw
+from draftproof.engine import graph
 from draftproof.engine.arguments import Drafts, Named, suited
 from draftproof.engine.eager.method import method_of
 from draftproof.engine.eager.stepper import EagerStepper
-from draftproof.engine.graph import runner as graph
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler, Stepper
 from draftproof.engine.trace import Trace
-from draftproof.engine.tuning.estimates import LONGEST
-from draftproof.engine.tuning.lengths import Pace
-from draftproof.engine.tuning.shapes import Auto, assumed, hope, tuned
-from draftproof.engine.tuning.tuner import Fixed, Tuner
+from draftproof.engine.tuning import LONGEST, Auto, Fixed, Pace, Tuner, assumed, hope, tuned
 from draftproof.errors import DraftproofError
 from draftproof.models import drafter, load
 from draftproof.models.base import Model, check_model

@@ -20,7 +20,7 @@ from draftproof.draft import Tree
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, choose_draw, choose_rule, choose_tuner
-from draftproof.engine.tuning.tuner import Fixed
+from draftproof.engine.tuning import Fixed
 from draftproof.errors import DraftproofError
 from draftproof.integrations.network_cache import Opened
 from draftproof.integrations.processors import View, of_row, samplings_of

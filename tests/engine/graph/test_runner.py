@@ -11,22 +11,17 @@ import torch
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.generate import choose_draw
 from draftproof.engine.graph import runner as fused
 from draftproof.engine.graph import step as resident
-from draftproof.engine.graph.capture import Reader
-from draftproof.engine.graph.runner import FusedBatch
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
+from draftproof.engine.graph.capture import PromptReader
 from draftproof.kernels.types import Fault
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static import packing
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.session import StaticSession
 from tests.support import tiny
-from tests.support.batches import LENGTH, Script, finish, requests
 from tests.support.heads import drafter, network
+from tests.support.schedulers import LENGTH, Script, ask, eager, finish, graph, requests
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -44,24 +39,23 @@ def test_same_tokens_as_the_general_engine(rule, sampling):
     target, draft = tiny.model(), tiny.model("llama", 1)
     prompts = [[65, 66, 67], [70] * 9, [80]]
     made = requests(target, prompts, sampling)
-    batch = FusedBatch(target, draft, rule, dp.Tree.chain(3), len(prompts), 60)
+    batch = graph(target, draft, rule, dp.Tree.chain(3), len(prompts), 60)
     for request in made:
         batch.add([request])
     finish(batch)
-    # the general engine drafts less at the end of a text: ask it for more and compare the beginning
-    longer = requests(target, prompts, sampling, LENGTH + 4)
+    expected = requests(target, prompts, sampling)
     verifier, tree = verify.get(rule), dp.Tree.chain(3)
-    general = Batch(target, [draft], verifier, tree, choose_draw(verifier, tree, None), len(prompts), 60)
-    for request in longer:
+    general = eager(target, [draft], verifier, tree, len(prompts), 60)
+    for request in expected:
         general.add([request])
     finish(general)
-    assert [request.tokens for request in made] == [request.tokens[:LENGTH] for request in longer]
+    assert [request.tokens for request in made] == [request.tokens for request in expected]
 
 
 def test_plain_sampling_is_a_chain_of_length_zero():
     target = tiny.model("gpt2")
     (request,) = requests(target, [[65, 66]], dp.Sampling(temperature=0.9))
-    batch = FusedBatch(target, None, "block", dp.Tree.chain(5), 1, 60)
+    batch = graph(target, None, "block", dp.Tree.chain(5), 1, 60)
     batch.add([request])
     finish(batch)
     plain = dp.generate(
@@ -76,15 +70,16 @@ def test_lengths_may_change_with_every_step(kind):
     target, sampling, lengths = tiny.model(), dp.Sampling(temperature=0.8), [3, 0, 3, 0, 0, 0, 3, 1, 0, 0, 2, 3, 0]
     draft = drafter(kind, target)
     (made,) = requests(target, [[70] * 5], sampling)
-    batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), 1, 60, pace=Script(lengths))
+    batch = graph(target, draft, "block", dp.Tree.chain(3), 1, 60, tuner=Script(lengths))
     batch.add([made])
     finish(batch)
-    (longer,) = requests(target, [[70] * 5], sampling, LENGTH + 4)
+    (expected,) = requests(target, [[70] * 5], sampling)
     verifier = verify.get("block")
-    general = Batch(target, [draft], verifier, Script(lengths), choose_draw(verifier, dp.Tree.chain(3), None), 1, 60)
-    general.add([longer])
+    general = eager(target, [draft], verifier, Script(lengths), 1, 60)
+    general.add([expected])
     finish(general)
-    assert made.tokens == longer.tokens[:LENGTH]
+    assert len(made.tokens) == LENGTH
+    assert made.tokens == expected.tokens
     assert sum(made.trace.shapes.values()) == len(made.trace.steps)
     assert made.trace.accepted
 
@@ -93,8 +88,8 @@ def test_a_plain_step_leaves_no_hole_in_what_the_drafter_has_read():
     """The target as its own drafter: each guess is accepted, if it has read all of the text."""
     target, sampling = tiny.model(), dp.Sampling(temperature=0.8)
     made = requests(target, [[70] * 5, [71, 72]], sampling)
-    batch = FusedBatch(
-        target, tiny.model(), "block", dp.Tree.chain(3), 2, 60, pace=Script([3, 0, 3, 3, 0, 0, 3, 0, 3, 0, 3])
+    batch = graph(
+        target, tiny.model(), "block", dp.Tree.chain(3), 2, 60, tuner=Script([3, 0, 3, 3, 0, 0, 3, 0, 3, 0, 3])
     )
     for request in made:
         batch.add([request])
@@ -107,8 +102,8 @@ def test_a_step_that_was_for_nobody_teaches_nothing():
     """The text ends with a step that is still in flight when the drafter is to be asked again."""
     target = tiny.model()
     (made,) = requests(target, [[70] * 5], dp.Sampling())
-    made.until = lambda tokens: len(tokens) == 4  # an end that is not in sight
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 60, pace=Script([0] * 4 + [3]))
+    made.stopping = lambda tokens: len(tokens) == 4  # an end that is not in sight
+    batch = graph(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 60, tuner=Script([0] * 4 + [3]))
     batch.add([made])
     finish(batch)
     assert made.trace.shapes == {"chain:0": 4}
@@ -123,7 +118,7 @@ def test_what_was_not_ready_when_a_step_raised_is_made_ready_before_the_next(wha
     """Else texts would be written after no prompt, or by the controls of those that were in their rows before."""
     target, prompts, sampling = tiny.model(), [[65, 66], [70, 71], [65, 66]], dp.Sampling(temperature=0.3, top_k=5)
     made, expected = (requests(target, prompts, sampling) for _ in range(2))
-    batch, sound = (FusedBatch(target, None, "block", dp.Tree.chain(0), len(prompts), 60) for _ in range(2))
+    batch, sound = (graph(target, None, "block", dp.Tree.chain(0), len(prompts), 60) for _ in range(2))
     first, other = (requests(target, [[80]], dp.Sampling(), length=3) for _ in range(2))
     for one, before, texts in ((batch, first, made), (sound, other, expected)):
         one.add(before)
@@ -131,7 +126,8 @@ def test_what_was_not_ready_when_a_step_raised_is_made_ready_before_the_next(wha
         for text in texts:
             one.add([text])
     finish(sound)
-    place, name = (batch.resident, "read") if what == "prompts" else (batch, "_set_controls")
+    stepper = batch.stepper
+    place, name = (stepper.device_step, "read") if what == "prompts" else (stepper, "_set_controls")
     with monkeypatch.context() as patch:
         patch.setattr(place, name, short_of_memory)
         with pytest.raises(torch.OutOfMemoryError):
@@ -140,24 +136,29 @@ def test_what_was_not_ready_when_a_step_raised_is_made_ready_before_the_next(wha
     assert [request.tokens for request in made] == [request.tokens for request in expected]
 
 
-def test_a_text_that_cannot_go_on_costs_the_others_nothing():
+@pytest.mark.parametrize(
+    ("sampling", "why"),
+    [(dp.Sampling(), "non-finite scores"), (dp.Sampling(banned=(65,)), "non-finite scores, or no token is allowed")],
+    ids=["plain", "masked"],
+)
+def test_a_text_that_cannot_go_on_costs_the_others_nothing(sampling, why):
     """The device has written on in every row when a fault is read."""
     target, prompts, said = tiny.model(), [[65, 66], [70, 71], [80]], Counter()
-    made, expected = (requests(target, prompts, dp.Sampling()) for _ in range(2))
-    batch, sound = (FusedBatch(target, target, "block", dp.Tree.chain(3), len(prompts), 60) for _ in range(2))
+    made, expected = (requests(target, prompts, sampling) for _ in range(2))
+    batch, sound = (graph(target, target, "block", dp.Tree.chain(3), len(prompts), 60) for _ in range(2))
     for request, other in zip(made, expected, strict=True):
         batch.add([request])
         sound.add([other])
     finish(sound)
-    run, steps, fault = batch.resident.run, count(), torch.tensor([0, int(Fault.TARGET), 0])
-    batch.resident.run = lambda tree: run(tree)._replace(fault=fault * (next(steps) == 2))
+    run, steps, fault = batch.stepper.device_step.run, count(), torch.tensor([0, int(Fault.TARGET), 0])
+    batch.stepper.device_step.run = lambda tree: run(tree)._replace(fault=fault * (next(steps) == 2))
 
     def listen():
         while not batch.is_finished:
             for request, pieces in batch.step():
                 said[request] += sum(len(piece.text) for piece in pieces)
 
-    with pytest.raises(dp.DraftproofError, match="no token is allowed"):
+    with pytest.raises(dp.DraftproofError, match=why):
         listen()
     listen()
     assert [request.finish for request in made] == ["length", "failed", "length"]
@@ -170,10 +171,12 @@ def test_no_step_is_in_vain_where_the_end_is_in_sight(rows, monkeypatch):
     """Steps of plain texts are as many as their tokens; with guesses none follows the step that ends the last text."""
     target = tiny.model()
     for draft, length in ((None, 0), (tiny.model("llama", 1), 3)):
-        batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), rows, 60)
+        batch = graph(target, draft, "block", dp.Tree.chain(3), rows, 60)
         begun = []
         monkeypatch.setattr(
-            batch.resident, "run", lambda k, run=batch.resident.run, begun=begun: begun.append(k) or run(k)
+            batch.stepper.device_step,
+            "run",
+            lambda k, run=batch.stepper.device_step.run, begun=begun: begun.append(k) or run(k),
         )
         made = requests(target, [[65, 66 + r] for r in range(rows)], dp.Sampling(end_tokens=()), 12)
         for request in made:
@@ -190,7 +193,7 @@ def test_rows_come_and_go(kind, tree):
     target, sampling = tiny.model("mistral" if kind == "mistral" else "llama"), dp.Sampling(temperature=0.9)
     draft = drafter(kind, target)
     first, second, third = requests(target, [[65, 66], [70, 71, 72], [80] * 7], sampling, length=12)
-    batch = FusedBatch(target, draft, "traversal", tree, 2, 60)
+    batch = graph(target, draft, "traversal", tree, 2, 60)
     batch.add([first])
     batch.step()
     batch.add([second])
@@ -199,8 +202,8 @@ def test_rows_come_and_go(kind, tree):
     batch.add([third])
     finish(batch)
     for request in (first, second, third):
-        alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
-        single = FusedBatch(target, draft, "traversal", tree, 1, 60)
+        alone = ask(target, request.prompt, sampling, sampling, 12, request.key)
+        single = graph(target, draft, "traversal", tree, 1, 60)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
@@ -210,23 +213,23 @@ def test_rows_come_and_go(kind, tree):
 def test_a_text_may_fill_the_context(tree):
     """Guesses after its last tokens would have positions that are not in the model's table."""
     target, draft, sampling = tiny.model("gpt2"), tiny.model("gpt2", 1), dp.Sampling(end_tokens=())
-    batch = FusedBatch(target, draft, "traversal", tree, 1, 100)
+    batch = graph(target, draft, "traversal", tree, 1, 100)
     (request,) = requests(target, [[5] * 80], sampling, 50)
     batch.add([request])
     finish(batch)
     assert (request.finish, len(request.tokens)) == ("context", 16)
     rule = verify.get("traversal")
-    general = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), 1, 110)
+    general = eager(target, [draft], rule, tree, 1, 110)
     (slow,) = requests(target, [[5] * 80], sampling, 50)
     general.add([slow])
     finish(general)
-    assert request.tokens[:10] == slow.tokens[:10]  # near the end it drafts less
+    assert request.tokens == slow.tokens
 
 
 def prefills(batch, monkeypatch):
     """Rows and how much of each is read, for every call that reads prompts, as the sessions of a batch make them."""
     made = []
-    for session in batch.resident.sessions:
+    for session in batch.stepper.device_step.sessions:
 
         def spy(ids, rows, positions, real=session.prefill):
             assert len(ids) == packing.STEP
@@ -240,7 +243,7 @@ def prefills(batch, monkeypatch):
 def test_samples_of_one_prompt_share_its_computation(monkeypatch):
     target = tiny.model()
     made = requests(target, [[65, 66, 67]] * 4, dp.Sampling(), length=10)
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 4, 40)
+    batch = graph(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 4, 40)
     read = prefills(batch, monkeypatch)
     batch.add(made)
     finish(batch)
@@ -257,17 +260,18 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
     target = tiny.model("mistral" if kind == "mistral" else "llama")
     draft, sampling = drafter(kind, target), dp.Sampling(temperature=0.9)
     made = requests(target, PROMPTS, sampling, length=12)
-    batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), len(PROMPTS), 40)
+    batch = graph(target, draft, "block", dp.Tree.chain(3), len(PROMPTS), 40)
     read = prefills(batch, monkeypatch)
     for request in made:
         batch.add([request])
     assert batch.room == 0
     assert read == []
     finish(batch)
-    assert read == [{4: 20, 1: 9, 0: 3, 2: 1}] * len(batch.resident.sessions)  # the fourth prompt is the first again
+    # the fourth prompt is the first again
+    assert read == [{4: 20, 1: 9, 0: 3, 2: 1}] * len(batch.stepper.device_step.sessions)
     for request in made:
-        alone = Request(target, request.prompt, sampling, sampling, 12, (), request.member, Trace())
-        single = FusedBatch(target, draft, "block", dp.Tree.chain(3), 1, 40)
+        alone = ask(target, request.prompt, sampling, sampling, 12, request.key)
+        single = graph(target, draft, "block", dp.Tree.chain(3), 1, 40)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
@@ -276,7 +280,7 @@ def test_prompts_that_came_together_are_read_together(kind, monkeypatch):
 def test_there_may_be_more_texts_than_tokens_in_each():
     target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
     made = requests(target, [[65 + row, 66] for row in range(16)], sampling, length=2)
-    batch = FusedBatch(target, drafter("head", target), "block", dp.Tree.chain(1), len(made), 4)
+    batch = graph(target, drafter("head", target), "block", dp.Tree.chain(1), len(made), 4)
     for request in made:
         batch.add([request])
     finish(batch)
@@ -294,8 +298,10 @@ def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
         recorded.append(call)
         return SimpleNamespace(replay=call), None
 
-    plain, recording = (FusedBatch(target, draft, "block", dp.Tree.chain(3), 2, 60) for _ in range(2))
-    recording.resident.readers = [Reader(session, record) for session in recording.resident.sessions]
+    plain, recording = (graph(target, draft, "block", dp.Tree.chain(3), 2, 60) for _ in range(2))
+    recording.stepper.device_step.readers = [
+        PromptReader(session, record) for session in recording.stepper.device_step.sessions
+    ]
     counts = []
     for prompts in ([[65] * 3], [[66] * 5, [67]], [[68] * 9], [[69] * 7], [[70, 71] * 5, [72] * 3], [[73]]):
         said = []
@@ -306,7 +312,7 @@ def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
             finish(batch)
             said.append([request.tokens for request in made])
         assert said[0] == said[1]
-        counts.append(len(recorded) // len(recording.resident.sessions))
+        counts.append(len(recorded) // len(recording.stepper.device_step.sessions))
     assert counts == [0, 1, 1, 1, 2, 2]  # widths 8, 8, 16, 8, 16, 8
 
 
@@ -342,7 +348,7 @@ def test_prompts_are_read_the_same_however_they_are_packed(kind, monkeypatch):
         monkeypatch.setattr(packing, "STEP", step)
         monkeypatch.setattr(packing, "WIDEST", widest)
         made = requests(target, PROMPTS, dp.Sampling(temperature=0.9), length=12)
-        batch = FusedBatch(target, draft, "block", dp.Tree.chain(3), len(PROMPTS), 40, pace=Script([3, 0, 3]))
+        batch = graph(target, draft, "block", dp.Tree.chain(3), len(PROMPTS), 40, tuner=Script([3, 0, 3]))
         for request in made:
             batch.add([request])
         finish(batch)
@@ -353,11 +359,12 @@ def test_prompts_are_read_the_same_however_they_are_packed(kind, monkeypatch):
 def test_a_queued_request_can_be_cancelled_and_its_row_taken(monkeypatch):
     target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
     first, second, third, late = requests(target, [[65, 66], [70, 71, 72], [80] * 5, [90, 91]], sampling, length=10)
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 2, 40)
+    batch = graph(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 2, 40)
     read = prefills(batch, monkeypatch)
     batch.add([first])
     batch.step()
-    batch.add([second])  # while a step is in flight
+    batch.add([second])
+    batch.admit()  # while a step is in flight
     batch.cancel(second)
     assert batch.room == 1
     batch.step()
@@ -369,15 +376,18 @@ def test_a_queued_request_can_be_cancelled_and_its_row_taken(monkeypatch):
     finish(batch)
     assert (second.finish, second.tokens) == ("cancelled", [])
     for request in (third, late):
-        alone = Request(target, request.prompt, sampling, sampling, 10, (), request.member, Trace())
-        single = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 40)
+        alone = ask(target, request.prompt, sampling, sampling, 10, request.key)
+        single = graph(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 40)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
-    only = FusedBatch(target, None, "block", dp.Tree.chain(0), 1, 40)
-    only.add([second])
-    only.cancel(second)
-    assert only.is_finished
+    only = graph(target, None, "block", dp.Tree.chain(0), 1, 40)
+    for admit in (only.admit, lambda: None):  # whether it has a row or waits for one
+        (early,) = requests(target, [[65, 66]], sampling)
+        only.add([early])
+        admit()
+        only.cancel(early)
+        assert only.is_finished
 
 
 PENALTIES = {"repetition_penalty": 3.0, "frequency_penalty": 2.0}
@@ -389,7 +399,7 @@ def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
     target, sampling = tiny.model(), dp.Sampling(**PENALTIES)
     short, long, last = requests(target, [[65, 66], [70, 71, 72], [80] * 5], sampling, length=9)
     short.sampling, long.max_new_tokens = dp.Sampling(**before), 30
-    batch = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 2, 60)
+    batch = graph(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 2, 60)
     for request in (short, long):
         batch.add([request])
     while not short.finish:
@@ -398,8 +408,8 @@ def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
     batch.add([last])
     finish(batch)
     for request in (long, last):
-        alone = Request(target, request.prompt, sampling, sampling, request.max_new_tokens, (), request.member, Trace())
-        single = FusedBatch(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 60)
+        alone = ask(target, request.prompt, sampling, sampling, request.max_new_tokens, request.key)
+        single = graph(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 1, 60)
         single.add([alone])
         finish(single)
         assert request.tokens == alone.tokens
@@ -407,9 +417,10 @@ def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
 
 def test_controls_are_set_only_where_they_change(monkeypatch):
     target = tiny.model()
-    batch = FusedBatch(target, None, "block", dp.Tree.chain(0), 4, 40)
+    batch = graph(target, None, "block", dp.Tree.chain(0), 4, 40)
     calls = []
-    monkeypatch.setattr(batch, "_set_controls", lambda new, real=batch._set_controls: (calls.append(1), real(new)))
+    real = batch.stepper._set_controls
+    monkeypatch.setattr(batch.stepper, "_set_controls", lambda new: (calls.append(1), real(new)))
     for sampling, expected in ((dp.Sampling(), 1), (dp.Sampling(), 1), (dp.Sampling(top_k=5), 2)):
         for request in requests(target, [[65], [66, 67], [68]], sampling, length=3):
             batch.add([request])
@@ -430,11 +441,11 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
 
     target = tiny.model()
     made = requests(target, [[65, 66], [67]], dp.Sampling(), length=4)
-    batch = FusedBatch(target, None, "block", dp.Tree.chain(0), 2, 40)
+    batch = graph(target, None, "block", dp.Tree.chain(0), 2, 40)
     for module in (fused, resident):
         ours = SimpleNamespace(perf_counter=lambda: clock[0], perf_counter_ns=lambda: int(clock[0] * 1e9))
         monkeypatch.setattr(module, "time", ours)
-    session = batch.resident.target
+    session = batch.stepper.device_step.target
     monkeypatch.setattr(session, "forward", takes(10, session.forward))
     monkeypatch.setattr(session, "prefill", takes(100, session.prefill))
     monkeypatch.setattr(made[0], "absorb", takes(1, made[0].absorb))
@@ -448,14 +459,14 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
 
 def test_a_text_is_written_where_the_last_one_was(monkeypatch):
     """So nothing is recorded anew; but only where nobody writes, there is room, and the kind of batch is the same."""
-    monkeypatch.setattr(fused, "fits", lambda *asked: True)
+    monkeypatch.setattr("draftproof.engine.graph.fits", lambda *asked: True)
     monkeypatch.setattr(fused, "ROOM", 16)
     target, draft = tiny.model(), tiny.model("llama", 1)
     settings = {"draft": draft, "tree": dp.Tree.chain(3), "seed": 5, "chat": False}
 
     def write(prompt, **changed):
         text = dp.generate(target, prompt, **{**settings, "max_new_tokens": 20, **changed})
-        return text.tokens, target.batch
+        return text.tokens, target.kept["graph"]
 
     alone, first = write([65, 66])
     write([70] * 5, sampling=dp.Sampling(temperature=0.7, top_k=9))
@@ -463,7 +474,7 @@ def test_a_text_is_written_where_the_last_one_was(monkeypatch):
     stream = dp.stream(target, [65, 66], max_new_tokens=20, **settings)
     next(iter(stream))
     assert write([65, 66])[0] == alone  # elsewhere, as the stream is not at its end
-    assert target.batch is not first
+    assert target.kept["graph"] is not first
     for changed in ({"verify": "token"}, {"draft": None}, {"max_new_tokens": 50}, {"seed": None, "tree": None}):
         _, before = write([65, 66])
         assert write([65, 66], **changed)[1] is not before

@@ -10,16 +10,15 @@ import torch
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.generate import choose_draw, fixed_shape
 from draftproof.engine.graph import runner as fused
-from draftproof.engine.graph.runner import FusedBatch
+from draftproof.engine.setup import Setup, choose_draw
 from draftproof.engine.tuning.shapes import Auto
+from draftproof.engine.tuning.tuner import Fixed
 from draftproof.models.hf import HFModel
 from draftproof.models.static.tree_calls import Calls
 from tests.support import tiny
-from tests.support.batches import Script, finish, requests
 from tests.support.heads import drafter
+from tests.support.schedulers import Script, eager, finish, graph, requests
 
 PROMPTS = [[65, 66, 67], [70] * 9, [80]]
 TREE = dp.Tree.best(9, 3)
@@ -43,11 +42,18 @@ def write(batch, made):
 
 
 def general(target, draft, tree, prompts, sampling, length):
-    """The general engine's texts. It drafts less at the end of one: ask it for more and compare the beginning."""
-    rule = verify.get("traversal")
-    batch = Batch(target, [draft], rule, tree, choose_draw(rule, tree, None), len(prompts), 90)
-    texts = write(batch, requests(target, prompts, sampling, length + tree.depth[-1] + 1))
-    return [text[:length] for text in texts]
+    """The general engine's texts."""
+    texts = requests(target, prompts, sampling, length)
+    return write(eager(target, [draft], verify.get("traversal"), tree, len(prompts), 90), texts)
+
+
+def drafts(request):
+    """What was drafted in each step of a text, before it all but ends; there less is of use."""
+    steps, left = [], request.max_new_tokens
+    for step in request.trace.steps:
+        steps += [(step.drafted, step.depth)] if left > TREE.depth[-1] else []
+        left -= len(step.tokens)
+    return steps
 
 
 @pytest.mark.parametrize("kind", ["head", "head, one tap", "llama", "mistral"])
@@ -64,11 +70,12 @@ def general(target, draft, tree, prompts, sampling, length):
 def test_same_tokens_as_the_general_engine(kind, sampling):
     target = tiny.model("mistral" if kind == "mistral" else "llama")
     draft = drafter(kind, target) if "head" in kind else near(kind)
-    batch = FusedBatch(target, draft, "traversal", TREE, len(PROMPTS), 60)
+    batch = graph(target, draft, "traversal", TREE, len(PROMPTS), 60)
     made = requests(target, PROMPTS, sampling, 24)
     assert write(batch, made) == general(target, draft, TREE, PROMPTS, sampling, 24)
     steps = [step for request in made for step in request.trace.steps]
-    assert {(step.drafted, step.depth) for step in steps} == {(TREE.size - 1, 3)}
+    drawn = 3 if sampling.temperature == 0 else TREE.size - 1  # of siblings one alone has mass then
+    assert {each for request in made for each in drafts(request)} == {(drawn, 3)}
     assert "head" in kind or {step.accepted for step in steps} == {0, 1, 2, 3}
 
 
@@ -77,21 +84,9 @@ def test_same_tokens_as_the_general_engine(kind, sampling):
 def test_any_tree(kind, name):
     target, sampling = tiny.model(), dp.Sampling(temperature=0.9)
     draft, tree = drafter(kind, target), dp.Tree.parse(name)
-    batch = FusedBatch(target, draft, "traversal", tree, len(PROMPTS), 50)
+    batch = graph(target, draft, "traversal", tree, len(PROMPTS), 50)
     texts = write(batch, requests(target, PROMPTS, sampling, 12))
     assert texts == general(target, draft, tree, PROMPTS, sampling, 12)
-
-
-class Paced:
-    """A tree that is cut to these depths, one after another, and to 2 from then on; for the general engine."""
-
-    size = TREE.size
-
-    def __init__(self, depths):
-        self.depths = iter(depths)
-
-    def cut(self, depth):
-        return TREE.cut(next(self.depths, 2))
 
 
 @pytest.mark.parametrize("kind", ["head", "llama"])
@@ -99,26 +94,31 @@ def test_depths_may_change_with_every_step(kind):
     target, sampling, depths = tiny.model(), dp.Sampling(temperature=0.8), [3, 0, 3, 0, 0, 2, 3, 1, 0, 2, 3, 0]
     draft, rule = drafter(kind, target) if kind == "head" else near(), verify.get("traversal")
     (made,) = requests(target, [[70] * 5], sampling, 24)
-    texts = write(FusedBatch(target, draft, "traversal", TREE, 1, 60, pace=Script(depths)), [made])
-    batch = Batch(target, [draft], rule, Paced(depths), choose_draw(rule, TREE, None), 1, 60)
-    (longer,) = requests(target, [[70] * 5], sampling, 28)
-    assert texts == [write(batch, [longer])[0][:24]]
+    texts = write(graph(target, draft, "traversal", TREE, 1, 60, tuner=Script(depths, TREE)), [made])
+    batch = eager(target, [draft], rule, Script(depths, TREE), 1, 60)
+    (expected,) = requests(target, [[70] * 5], sampling, 24)
+    assert texts == write(batch, [expected])
     assert {"chain:0", "paths:3x1", "best:6x2", "best:9x3"} <= made.trace.shapes.keys()
 
 
 @pytest.mark.parametrize(("rows", "name"), [(1, "best:63x5"), (2, "best:31x5"), (32, "best:5x5")])
 def test_a_tree_that_is_tuned_is_as_large_as_a_call_allows(rows, name):
-    rule = verify.get("traversal")
-    assert fixed_shape(rule, Auto("any"), False, rows) == dp.Tree.parse(name)
-    assert fixed_shape(verify.get("block"), Auto("chain"), False, rows) == dp.Tree.chain(5)
-    assert fixed_shape(rule, TREE, False, rows) == TREE
+    target, draft = tiny.model(), tiny.model("llama", 1)
+
+    def captured(verifier, tuner):
+        rule = verify.get(verifier)
+        return Setup(target, (draft,), rule, tuner, choose_draw(rule, tuner.example, None))._captured(rows)
+
+    assert captured("traversal", Auto("any")) == dp.Tree.parse(name)
+    assert captured("block", Auto("chain")) == dp.Tree.chain(5)
+    assert captured("traversal", Fixed(TREE)) == TREE
 
 
 def test_the_target_as_its_own_drafter_is_believed():
     """Each first guess is accepted, so keys and values of accepted paths are those of a straight text."""
     target, sampling = tiny.model(), dp.Sampling(temperature=0.8)
     made = requests(target, PROMPTS, sampling, 32)
-    write(FusedBatch(target, tiny.model(), "traversal", TREE, len(PROMPTS), 60), made)
+    write(graph(target, tiny.model(), "traversal", TREE, len(PROMPTS), 60), made)
     for request in made:
         assert all(step.accepted == TREE.depth[-1] for step in request.trace.steps)
 
@@ -132,7 +132,7 @@ def test_rows_of_one_batch_are_sampled_each_in_its_own_way():
         dp.Sampling(),
     ]
     made = [requests(target, PROMPTS[:1], sampling, 16)[0] for sampling in samplings]
-    texts = write(FusedBatch(target, draft, "traversal", TREE, 4, 40), made)
+    texts = write(graph(target, draft, "traversal", TREE, 4, 40), made)
     for text, sampling in zip(texts, samplings, strict=True):
         assert [text] == general(target, draft, TREE, PROMPTS[:1], sampling, 16)
 
@@ -144,10 +144,10 @@ def test_a_text_may_end_where_the_room_does(kind):
     made = requests(target, [[65, 66], [70] * 10], sampling, 30)
     made[0].max_new_tokens = 3
     draft = drafter(kind, target)
-    batch = FusedBatch(target, draft, "traversal", tree, 2, 40)
+    batch = graph(target, draft, "traversal", tree, 2, 40)
     assert [len(text) for text in write(batch, made)] == [3, 30]
     texts = []  # in the row of the short one, and where there is room
-    for one in (batch, FusedBatch(target, draft, "traversal", tree, 1, 80)):
+    for one in (batch, graph(target, draft, "traversal", tree, 1, 80)):
         texts += write(one, requests(target, [[65, 66]], sampling, 38))
     assert texts[0] == texts[1]
 

@@ -14,19 +14,22 @@ import draftproof as dp
 from draftproof import couple, verify
 from draftproof.commands import cli
 from draftproof.draft import Tree
-from draftproof.engine.eager.batch import Batch
-from draftproof.engine.eager.rows import Member
-from draftproof.engine.generate import choose_draw, choose_rule, choose_shape
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Step, Trace
+from draftproof.engine.setup import choose_rule, choose_tuner
+from draftproof.engine.trace import Step, shape_name
 from draftproof.engine.tuning.estimates import Clock, Nominal, Survival, Temper
-from draftproof.engine.tuning.shapes import MOST, PLAIN, Auto, Past, assumed, hope, name, trees_of, tuned
+from draftproof.engine.tuning.shapes import MOST, PLAIN, Auto, Past, assumed, hope, tuned
+from draftproof.engine.tuning.tuner import Fixed, StepReport
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.table import TableModel
 from draftproof.theory.enumerate import target_law
 from draftproof.theory.plan import tempered
 from tests.support import gof, tables, tiny
-from tests.support.batches import PROMPT, table
+from tests.support.schedulers import PROMPT, ask, eager, table
+
+
+def prompt_read(seconds):
+    """The report of a call that has read a prompt, and drafted nothing."""
+    return StepReport(PLAIN, PLAIN, [Step((0,), 0, 0, 0, (), (), {})], {"draft": 0.0, "target": seconds}, fresh=True)
 
 
 def drive(auto, tokens, *, accept, call, level, guess=1.0, seed=0):
@@ -36,9 +39,9 @@ def drive(auto, tokens, *, accept, call, level, guess=1.0, seed=0):
     """
     chance = random.Random(seed)
     took, made, asked = 0.0, 0, []
-    auto.learn(PLAIN, PLAIN, [Step((0,), 0, 0, 0, (), (), {})], {"draft": 0.0, "target": 50.0}, fresh=True)
+    auto.learn(prompt_read(50.0))
     while made < tokens:
-        tree = auto.cut(99)
+        tree = auto.tree
         width, depth = len(tree.children(0)), tree.depth[-1]
         sent = tree if chance.random() < guess else PLAIN
         deep = sent.depth[-1]
@@ -47,7 +50,7 @@ def drive(auto, tokens, *, accept, call, level, guess=1.0, seed=0):
         accepted = sum(u < share for share in reached)
         seconds = {"draft": level * depth, "target": call(sent.size) * chance.lognormvariate(0, 0.05)}
         step = Step((0,) * (accepted + 1), sent.size - 1, deep, accepted, reached, (), seconds)
-        auto.learn(tree, sent, [step], seconds)
+        auto.learn(StepReport(tree, sent, [step], seconds))
         took += sum(seconds.values())
         made += accepted + 1
         asked.append(depth)
@@ -119,8 +122,8 @@ def test_a_trained_drafter_is_hoped_for_and_given_up_as_soon():
     for costs, least in ((None, 4), (Nominal(0.05, 0.13), 3)):  # as many as pay, were it as hoped
         auto = Auto("chain", costs, hope=trained)
         assert auto.tree == PLAIN  # the call that reads the prompt says a token for nothing
-        auto.learn(PLAIN, PLAIN, [Step((0,), 0, 0, 0, (), (), {})], {"draft": 0.0, "target": 50.0}, fresh=True)
-        assert auto.length >= least
+        auto.learn(prompt_read(50.0))
+        assert auto.tree.depth[-1] >= least
     assert mean(trained, 64, 0.7) > mean(Survival.START, 64, 0.7) + 0.01  # a short text is not spent on learning
     assert mean(trained, 600, 0.02) > 0.985
 
@@ -144,14 +147,20 @@ def test_a_trained_drafter_remembers_the_texts_before():
     later = [drive(Auto("chain", hope=0.65, past=past), 40, seed=seed, **world)[0] for seed in range(12)]
     assert np.mean(later) > np.mean(anew) + 0.1
     draft = HeadLike()
-    assert tuned(verify.get("block"), [draft], False).costs is tuned(verify.get("block"), [draft], False).costs
-    assert tuned(verify.get("block"), [NGram(9)], False).costs is not draft.past.clock
+    assert tuned("chain", [draft], False).costs is tuned("chain", [draft], False).costs
+    assert tuned("chain", [NGram(9)], False).costs is not draft.kept["tuning"].clock
 
 
 class HeadLike:
     """As far as the tuner looks at it."""
 
-    past = None
+    taps = (1,)
+
+    def __init__(self):
+        self.kept = {}
+
+    def beside(self, session):
+        """A session that reads hidden states of the target's."""
 
 
 def test_other_widths_are_tried_and_kept_where_they_pay():
@@ -168,8 +177,7 @@ def test_other_widths_are_tried_and_kept_where_they_pay():
 
 def test_a_call_that_reads_a_prompt_teaches_nothing_about_time():
     auto = Auto("chain")
-    step = Step((0,), 0, 0, 0, (), (), {})
-    auto.learn(PLAIN, PLAIN, [step], {"draft": 0.0, "target": 1e6}, fresh=True)
+    auto.learn(prompt_read(1e6))
     assert not auto.costs.known
 
 
@@ -222,14 +230,14 @@ def test_the_draft_temperature_follows_the_laws():
 
 
 def test_what_a_rule_accepts():
-    assert trees_of(verify.get("block")) == "chain"
-    assert trees_of(verify.get("csbv")) == "paths"
-    assert trees_of(couple.COUPLINGS["gumbel"]) == "any"
-    assert name(Tree.chain(3)) == "chain:3"
-    assert name(Tree.paths(2, 3)) == "paths:2x3"
-    assert name(Tree.of(2, 2)) == repr(Tree.of(2, 2))
-    assert name(Tree.best(20, 5)) == "best:20x5"
-    assert name(Tree.best(20, 5).cut(3)) == "best:14x3"
+    assert verify.get("block").trees == "chain"
+    assert verify.get("csbv").trees == "paths"
+    assert couple.COUPLINGS["gumbel"].trees == "any"
+    assert shape_name(Tree.chain(3)) == "chain:3"
+    assert shape_name(Tree.paths(2, 3)) == "paths:2x3"
+    assert shape_name(Tree.of(2, 2)) == repr(Tree.of(2, 2))
+    assert shape_name(Tree.best(20, 5)) == "best:20x5"
+    assert shape_name(Tree.best(20, 5).cut(3)) == "best:14x3"
 
 
 def test_assumed_costs_come_from_sizes():
@@ -245,11 +253,8 @@ def test_assumed_costs_come_from_sizes():
 def samples(target, draft, rule, count, length, pace, tree):
     """Texts of one batch whose rows set their own pace, or share one."""
     verifier = verify.get(rule)
-    batch = Batch(target, [draft], verifier, tree, choose_draw(verifier, Tree.chain(2), None), count, capacity=0)
-    requests = [
-        Request(target, PROMPT, dp.Sampling(), dp.Sampling(), length, (), Member(3, r), Trace(), pace())
-        for r in range(count)
-    ]
+    batch = eager(target, [draft], verifier, tree, count, capacity=0)
+    requests = [ask(target, PROMPT, dp.Sampling(), dp.Sampling(), length, (3, r), tuner=pace()) for r in range(count)]
     for request in requests:
         batch.add([request])
     while not batch.is_finished:
@@ -279,7 +284,7 @@ def test_the_law_is_the_targets_while_each_row_starts_stops_and_tempers_as_it_li
     gof.check(counts, last_three(target, length))
     shapes = sum((request.trace.shapes for request in requests), Counter())
     assert {"chain:0", "chain:1", "chain:2"} <= set(shapes)
-    assert {request.pace.temper.factor for request in requests} != {1.0}
+    assert {request.tuner.temper.factor for request in requests} != {1.0}
 
 
 def test_the_law_is_the_targets_with_one_clock_for_all():
@@ -314,11 +319,11 @@ def test_a_seed_gives_the_same_text_whoever_else_is_in_the_batch():
     def request(number):
         pace = Auto("chain", assumed(target, [draft]), tempers=True)
         prompt = tuple(b"once upon a time, once upon"[number:])
-        return Request(target, prompt, dp.Sampling(), dp.Sampling(), 40, (), Member(7, number), Trace(), pace)
+        return ask(target, prompt, dp.Sampling(), dp.Sampling(), 40, (7, number), tuner=pace)
 
     def write(requests):
         rule = verify.get("block")
-        batch = Batch(target, [draft], rule, Tree.chain(16), choose_draw(rule, Tree.chain(2), None), 3, 90)
+        batch = eager(target, [draft], rule, Tree.chain(16), 3, 90)
         for one in requests:
             batch.add([one])
         while not batch.is_finished:
@@ -334,17 +339,19 @@ def test_a_seed_gives_the_same_text_whoever_else_is_in_the_batch():
 
 
 def test_shapes_are_chosen_by_what_can_be_repeated():
-    rule, draft = choose_rule("block", None), [object()]
-    assert choose_shape(rule, draft, None, True, False) == (Tree.chain(16), True)
-    shape, paced = choose_shape(rule, draft, None, False, False)
-    assert isinstance(shape, Auto)
-    assert not paced
-    assert choose_shape(choose_rule("csbv", None), draft, None, True, False) == (Tree.chain(5), False)
-    assert isinstance(choose_shape(choose_rule("gumbel", None), draft, None, True, False)[0], Auto)
-    assert choose_shape(rule, [], "auto", True, False) == (Tree.chain(0), False)
-    assert choose_shape(rule, draft, "chain:3", True, False) == (Tree.chain(3), False)
+    def chosen(verify, drafts, tree, repeatable):
+        tuner, per_request = choose_tuner(choose_rule(verify, None), drafts, tree, repeatable, False)
+        return tuner.tree if isinstance(tuner, Fixed) else type(tuner), per_request
+
+    draft = [object()]
+    assert chosen("block", draft, None, True) == (Tree.chain(16), True)
+    assert chosen("block", draft, None, False) == (Auto, False)
+    assert chosen("csbv", draft, None, True) == (Tree.chain(5), False)
+    assert chosen("gumbel", draft, None, True)[0] is Auto
+    assert chosen("block", [], "auto", True) == (Tree.chain(0), False)
+    assert chosen("block", draft, "chain:3", True) == (Tree.chain(3), False)
     with pytest.raises(dp.DraftproofError, match="unknown tree 5: use a Tree"):
-        choose_shape(rule, draft, 5, False, False)
+        chosen("block", draft, 5, False)
 
 
 def test_shared_noise_gives_the_same_text_whatever_is_measured():

@@ -13,7 +13,7 @@ from draftproof.models.drafters.recall import Recall
 from draftproof.models.table import TableModel
 from draftproof.theory.enumerate import target_law
 from tests.support import gof, tiny
-from tests.support.batches import PROMPT, samples, table
+from tests.support.schedulers import PROMPT, samples, table
 
 
 class Counting(TableModel):

@@ -12,13 +12,10 @@ import torch
 import draftproof as dp
 from draftproof import DraftproofError, Tree, verify
 from draftproof.draws import DRAWS
-from draftproof.engine.eager.batch import Batch
 from draftproof.engine.eager.propose import by_draw, propose
-from draftproof.engine.eager.rows import Member, Row
-from draftproof.engine.generate import choose_draw
-from draftproof.engine.graph.runner import FusedBatch
-from draftproof.engine.request import Request
-from draftproof.engine.trace import Trace
+from draftproof.engine.eager.rows import Row
+from draftproof.engine.request import SampleKey
+from draftproof.engine.setup import choose_draw
 from draftproof.models import drafter
 from draftproof.models.base import sessions
 from draftproof.models.drafters.head import HeadModel
@@ -32,10 +29,17 @@ from draftproof.models.memo import Memo
 from draftproof.native import build
 from tests.support import gof, tiny
 from tests.support.heads import network
+from tests.support.schedulers import ask, eager, graph
 
 
 def head(**settings):
     return HeadModel(tiny.model(), network(**settings))
+
+
+def pair(model, rows, capacity):
+    """A session of the target, and one of the head beside it."""
+    target, (drafter,) = sessions(model.target, [model], rows, capacity)
+    return target, drafter.session
 
 
 class Stored:
@@ -83,7 +87,7 @@ def test_laws_are_those_of_running_it_without_a_cache(layers, sizes):
     """Steps with acceptance, refusal and without a draft; chains and trees; rows of different lengths."""
     rng = np.random.default_rng(1)
     model = head(layers=layers)
-    target, (session,) = sessions(model.target, [model], len(sizes), 120)
+    target, session = pair(model, len(sizes), 120)
     texts = [rng.integers(0, 256, size).tolist() for size in sizes]
     for row, text in enumerate(texts):
         for one in (target, session):
@@ -113,13 +117,13 @@ def draft_once(target, session, tree, tokens):
 
 def test_what_a_step_leaves_is_what_a_fresh_session_has():
     model = head()
-    target, (session,) = sessions(model.target, [model], 1, 60)
+    target, session = pair(model, 1, 60)
     tree, tokens = Tree.of(2, 2), np.array([[3, 4, 5, 6, 7, 8, 9]])
     draft_once(target, session, tree, tokens)
     for one in (target, session):
         one.commit(tree, tokens, [5], [30])
     text = [1, 2, 3, 5, 8, 30]
-    fresh_target, (fresh,) = sessions(model.target, [model], 1, 60)
+    fresh_target, fresh = pair(model, 1, 60)
     for one in (fresh_target, fresh):
         one.join(0, text)
     chain = Tree.chain(0)
@@ -138,14 +142,14 @@ def test_a_law_over_the_tokens_it_can_guess_is_the_law():
     model = head()
     for sampling in (dp.Sampling(), dp.Sampling(temperature=0.7, top_k=9, top_p=0.8), dp.Sampling(banned=[66, 70])):
         opened = [sessions(model.target, [model], 1, 40) for _ in range(2)]
-        for target, (session,) in opened:
+        for target, (one,) in opened:
             target.join(0, [1, 2, 3])
-            session.join(0, [1, 2, 3])
-        row = Row((1, 2, 3), (), sampling, sampling, (Member(1, 0),), 0, 3)
+            one.session.join(0, [1, 2, 3])
+        row = Row((1, 2, 3), (), sampling, sampling, (SampleKey(1, 0),), 0, 3)
         tree = Tree.of(2, 1)
         guess = by_draw([row], tree, choose_draw(verify.get("traversal"), tree, None))
         made = propose([row], opened[0][1], tree, guess, tiny.VOCABULARY)
-        logits = opened[1][1][0].extend(tree, made.tokens, range(3))
+        logits = opened[1][1][0].session.extend(tree, made.tokens, range(3))
         expected = dp.sampling.law(logits[0], sampling)
         law = torch.as_tensor(made.wide(opened[0][1])[0])
         torch.testing.assert_close(law[0, :3], expected, atol=1e-6, rtol=0)
@@ -161,9 +165,9 @@ def test_guesses_drawn_from_a_law_over_some_tokens_are_those_drawn_from_the_law(
         found = []
         for drafting in (sampling, dp.Sampling(temperature=0.9, logit_bias={0: 0.0})):
             target, drafters = sessions(model.target, [model], 1, 40)
-            for one in (target, *drafters):
+            for one in (target, *(each.session for each in drafters)):
                 one.join(0, [1, 2, 3])
-            row = Row((1, 2, 3), (), sampling, drafting, (Member(1, 0),), 0, 3)
+            row = Row((1, 2, 3), (), sampling, drafting, (SampleKey(1, 0),), 0, 3)
             made = propose([row], drafters, tree, by_draw([row], tree, DRAWS[draw]), tiny.VOCABULARY)
             found.append((made.tokens.tolist(), torch.as_tensor(made.wide(drafters)[0])))
         (some, law), (all_of_them, expected) = found
@@ -174,7 +178,7 @@ def test_guesses_drawn_from_a_law_over_some_tokens_are_those_drawn_from_the_law(
 def test_a_text_of_one_token_can_be_drafted_for():
     """There is no hidden state before it; what follows must not see the entry that stands in."""
     model = head()
-    target, (session,) = sessions(model.target, [model], 2, 40)
+    target, session = pair(model, 2, 40)
     for row, text in enumerate(([65], [66, 67, 68])):
         for one in (target, session):
             one.join(row, text)
@@ -192,7 +196,7 @@ def test_a_text_of_one_token_can_be_drafted_for():
 
 def test_rows_part_within_a_step():
     model = head()
-    target, (session,) = sessions(model.target, [model], 2, 40)
+    target, session = pair(model, 2, 40)
     tree, tokens = Tree.of(2, 1), np.array([[3, 4, 5, 6, 7]])
     draft_once(target, session, tree, tokens)
     for one in (target, session):
@@ -222,11 +226,8 @@ def test_text_drafted_by_a_head_follows_the_targets_law(rule, tree):
             law |= {(a, b): float(first[a] * second[b]) for b in second.nonzero()[:, 0].tolist()}
     samples = 1500
     verifier = verify.get(rule)
-    batch = Batch(model.target, [model], verifier, tree, choose_draw(verifier, tree, None), samples, 20)
-    requests = [
-        Request(model.target, (65, 66), sampling, sampling, 2 + tree.depth[-1], (), Member(3, r), Trace())
-        for r in range(samples)
-    ]
+    batch = eager(model.target, [model], verifier, tree, samples, 20)
+    requests = [ask(model.target, (65, 66), sampling, sampling, 2 + tree.depth[-1], (3, r)) for r in range(samples)]
     for request in requests:
         batch.add([request])  # each in a row of its own: its guesses are its own
     while not batch.is_finished:
@@ -250,23 +251,19 @@ def test_the_fused_step_drafts_the_same(rule, sampling):
     model = head(layers=2, seed=6)
     prompts = [[65, 66, 67], [70] * 9, [80], [65, 66, 67]]
 
-    def texts(batch, length):
-        made = [
-            Request(model.target, tuple(prompt), sampling, sampling, length, (), Member(11, r), Trace())
-            for r, prompt in enumerate(prompts)
-        ]
+    def texts(batch):
+        made = [ask(model.target, prompt, sampling, sampling, 30, (11, r)) for r, prompt in enumerate(prompts)]
         for first, request in enumerate(made):
             if first == 2:
                 batch.step()
             batch.add([request])
         while not batch.is_finished:
             batch.step()
-        return [request.tokens[:30] for request in made], sum(request.trace.accepted for request in made)
+        return [request.tokens for request in made], sum(request.trace.accepted for request in made)
 
     verifier, tree = verify.get(rule), Tree.chain(3)
-    fused, accepted = texts(FusedBatch(model.target, model, rule, dp.Tree.chain(3), 4, 60), 30)
-    # the general engine drafts less at the end of a text: ask it for more and compare the beginning
-    general, _ = texts(Batch(model.target, [model], verifier, tree, choose_draw(verifier, tree, None), 4, 60), 34)
+    fused, accepted = texts(graph(model.target, model, rule, dp.Tree.chain(3), 4, 60))
+    general, _ = texts(eager(model.target, [model], verifier, tree, 4, 60))
     assert fused == general
     assert accepted > 0
 
@@ -277,18 +274,18 @@ def test_samples_of_one_prompt_share_the_heads_entries():
 
     def requests():
         sampling, prompt = dp.Sampling(), tuple(range(65, 85))
-        return [Request(model.target, prompt, sampling, sampling, 8, (), Member(4, r), Trace()) for r in range(3)]
+        return [ask(model.target, prompt, sampling, sampling, 8, (4, r)) for r in range(3)]
 
     def finish(batch):
         while not batch.is_finished:
             batch.step()
 
     together, alone = requests(), requests()
-    shared = FusedBatch(model.target, model, "block", dp.Tree.chain(3), 3, 40)
+    shared = graph(model.target, model, "block", dp.Tree.chain(3), 3, 40)
     shared.add(together)
     finish(shared)
     for request in alone:
-        single = FusedBatch(model.target, model, "block", dp.Tree.chain(3), 1, 40)
+        single = graph(model.target, model, "block", dp.Tree.chain(3), 1, 40)
         single.add([request])
         finish(single)
     assert [request.tokens for request in together] == [request.tokens for request in alone]
@@ -313,7 +310,7 @@ def test_states_that_are_not_numbers_do_not_outlive_their_text(monkeypatch, move
     with torch.no_grad():
         whole.get_input_embeddings().weight[200] = torch.nan
     model = HeadModel(HFModel(whole, tiny.tokenizer()), network())
-    target, (session,) = sessions(model.target, [model], 3, 60)
+    target, session = pair(model, 3, 60)
     texts = [list(range(60, 90)), [65, 200, *range(66, 80)], [70, 71]]
     for each in (target, session):
         for row, text in enumerate(texts):
@@ -360,7 +357,7 @@ def test_a_head_in_integers_stays_close():
     assert not any(isinstance(layer, torch.nn.Linear) for layer in model.network.modules())
     laws = []
     for one in (model, plain):
-        target, (session,) = sessions(one.target, [one], 1, 40)
+        target, session = pair(one, 1, 40)
         for each in (target, session):
             each.join(0, list(range(50, 70)))
         laws.append(session.extend(Tree.chain(0), np.array([[69]]), range(1))[0, 0].softmax(-1))
@@ -400,16 +397,16 @@ def test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level(precision
     assert (in_c is not None) == able
     for model.in_c in (in_c, None):
         target, drafters = sessions(model.target, [model], 1, 60)
-        for one in (target, *drafters):
+        for one in (target, *(each.session for each in drafters)):
             one.join(0, [65, 66, 67])
         sampling, tree, last = dp.Sampling(temperature=0.7), Tree.chain(4), [67]
         for step, node in enumerate([2, 0, 4, 1]):
-            row = Row((65, 66, 67), tuple(last), sampling, sampling, (Member(3, 0),), step, 3 + step)
+            row = Row((65, 66, 67), tuple(last), sampling, sampling, (SampleKey(3, 0),), step, 3 + step)
             said = propose([row], drafters, tree, by_draw([row], tree, DRAWS["iid"]), tiny.VOCABULARY)
             assert said.failure is None
             made.append((said.tree, said.tokens.tolist(), said.laws[0]))
             target.extend(said.tree, said.tokens, range(said.tree.size))
-            for one in (target, *drafters):
+            for one in (target, *(each.session for each in drafters)):
                 one.commit(said.tree, said.tokens, [min(node, said.tree.size - 1)], [70 + step])
             last = [70 + step]
     for here, there in zip(made[:4], made[4:], strict=True):

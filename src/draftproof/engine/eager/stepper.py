@@ -17,7 +17,7 @@ from draftproof.engine.memory import draft_bytes
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import shape_name
-from draftproof.engine.tuning.tuner import StepReport, Tuner
+from draftproof.engine.tuning import StepReport, Tuner
 from draftproof.errors import first_line
 from draftproof.models.base import Model, cache_bytes, draft_sessions, sessions, slot_bytes
 
@@ -163,7 +163,7 @@ class EagerStepper:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that drafting has added, by purpose, in its largest step so far."""
-        if not self.drafters:
+        if not self.drafts:
             return {}
         slots, drafters = slot_bytes(self.target, self.tuner.size), (cache_bytes(one.session) for one in self.drafters)
         return {"slots": slots, **self._largest, "drafters": sum(drafters)}

@@ -13,11 +13,11 @@ import torch
 
 from draftproof.couple import COUPLINGS
 from draftproof.draft import Tree
-from draftproof.engine.graph.step import PHASES, RULES, DeviceResult, DeviceStep
+from draftproof.engine.graph.step import NO_LAW, PHASES, RULES, DeviceResult, DeviceStep, HostResult
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import Step, shape_name
-from draftproof.engine.tuning.tuner import Fixed, StepReport, Tuner
+from draftproof.engine.tuning import Fixed, StepReport, Tuner
 from draftproof.errors import DraftproofError
 from draftproof.kernels import Controls
 from draftproof.kernels.types import Fault, unsupported
@@ -193,13 +193,13 @@ class GraphStepper:
         self.in_flight.remove(pending)
         pending.seconds.update(self._seconds(pending))
         result = pending.result.read()
-        self._note_failure(pending, result.failure)
+        self._note_failure(pending, result)
         outcomes = []
         for row, request in enumerate(pending.requests):
             if request is None or request.finish:
                 continue
             if result.fault[row] & Fault.TARGET:
-                outcomes.append(Outcome(request, error=DraftproofError(LOST)))
+                outcomes.append(Outcome(request, error=DraftproofError(self._lost(request))))
                 continue
             drawn = [node for node, token in enumerate(result.drafted[row], start=1) if token >= 0]
             depth = max((pending.tree.depth[node] for node in drawn), default=0)
@@ -216,13 +216,24 @@ class GraphStepper:
             outcomes.append(Outcome(request, step, shape_name(pending.tree) if self.tuner.tunes else ""))
         return outcomes
 
-    def _note_failure(self, pending: Pending, failure: str | None) -> None:
-        """Give the drafter up until the next request comes; a step launched before that is known says it again."""
+    def _lost(self, request: Request) -> str:
+        """Why a text cannot go on; the device does not say which of two reasons it was."""
+        masked = request.sampling.allowed is not None or len(request.sampling.banned)
+        return LOST if masked else NO_LAW
+
+    def _note_failure(self, pending: Pending, result: HostResult) -> None:
+        """Give the drafter up until the next request comes; a step launched before that is known says it again.
+
+        A row where the target has no law either, or whose text has ended, says nothing about the drafter.
+        """
+        live = [(row, one) for row, one in enumerate(pending.requests) if one is not None and not one.finish]
+        failure = result.failure
+        if failure is None and any(result.fault[row] & (Fault.DRAFT | Fault.TARGET) == Fault.DRAFT for row, _ in live):
+            failure = NO_LAW
         if failure is not None and self._drafting:
             self._drafting = False
-            for request in pending.requests:
-                if request is not None and not request.finish:
-                    request.trace.failures[failure] += 1
+            for _, request in live:
+                request.trace.failures[failure] += 1
 
     def learn(self, pending: Pending) -> None:
         """Let the tuner learn from a step, unless all its texts had ended while it was in flight."""

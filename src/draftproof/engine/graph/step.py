@@ -52,7 +52,7 @@ class HostResult(NamedTuple):
     fault: list[int]  # [B] kernels.Fault flags
     drafted: list[list[int]]  # [B, N - 1] the draft tokens, -1 where none was drawn
     reached: list[list[float]]  # [B, D] probability that at least 1, 2, ... of them are accepted
-    failure: str | None  # why drafting broke off, if it did
+    failure: str | None  # of a drafter that raised; one without a law says so in `fault`
 
 
 class DeviceResult(NamedTuple):
@@ -64,7 +64,7 @@ class DeviceResult(NamedTuple):
     drafted: torch.Tensor
     reached: torch.Tensor
     clock: torch.Tensor  # [4] nanoseconds: begin, drafted, read by the target, done
-    failure: str | None = None  # of a drafter that raised; one without a law says so in `fault`
+    failure: str | None = None
 
     def to_host(self) -> DeviceResult:
         """Copies that are there once the device has come so far."""
@@ -73,11 +73,8 @@ class DeviceResult(NamedTuple):
 
     def read(self) -> HostResult:
         """The numbers, once they are there."""
-        failure = self.failure
-        if failure is None and bool((self.fault & Fault.DRAFT).any()):
-            failure = NO_LAW
         tokens, accepted, fault, drafted, reached = (part.tolist() for part in self[:5])
-        return HostResult(tokens, accepted, fault, drafted, reached, failure)
+        return HostResult(tokens, accepted, fault, drafted, reached, self.failure)
 
 
 class Drafted(NamedTuple):
@@ -129,6 +126,7 @@ class DeviceStep:
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+        self._levels = torch.arange(1, largest.size, device=device)
         self._controls: Controls | None = None
         self._calls: dict[Tree, Calls] = {}
         self._recorded: dict[Tree, tuple[Any, DeviceResult]] = {}
@@ -211,7 +209,8 @@ class DeviceStep:
         root = self.state.text.gather(1, self.state.base[:, None] + 1)
         tokens = torch.cat([root, drafted.tokens], dim=1)
         if drafted.tree.is_chain:
-            return self.target.forward(tokens, self.state.base, keep=drafted.tree.size)
+            # what follows a token that was not drawn is never looked at, but must be valid input
+            return self.target.forward(tokens.clamp_min(0), self.state.base, keep=drafted.tree.size)
         return self.target.branch(tokens, self.state.base, self._calls[drafted.tree].target)
 
     def _verify(
@@ -245,8 +244,9 @@ class DeviceStep:
             column = slice(call.first, call.first + len(call.names))
             some = None if kept is None else kept.at(column)
             kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
-        logits = torch.cat(rows, dim=1)
-        return Drafted(tree, tokens[:, 1:], logits, kept, torch.zeros_like(self.rule))
+        calls = self._calls[tree]
+        drafted = torch.where(calls.target.depth[1:] <= self._room(), tokens[:, 1:], -1)
+        return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule))
 
     def _draft_chain(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
         """A chain, token by token. If the drafter raises, what was drawn before stays in the draft."""
@@ -272,18 +272,27 @@ class DeviceStep:
                 crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
                 kept = Summary.empty(size, length, self.device, crest)
             column = None if kept is None else kept.at(slice(k, k + 1))
-            tokens[:, k], _ = kernels.sample(
+            drawn, _ = kernels.sample(
                 rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )
+            if kept is None:  # of a row without a law the kernels draw token 0, the laws any number
+                drawn = drawn.clamp(0, rows[k].shape[-1] - 1)
+            tokens[:, k] = drawn
         logits = torch.stack(rows, dim=1)
-        sound = _sound(logits, kept)
-        tokens = torch.where(sound.cumprod(1) > 0, tokens, -1)  # a row without a law drafts nothing, nor those below it
+        wanted = self._levels[:length] <= self._room()
+        sound = _sound(logits, kept) | ~wanted
+        tokens = torch.where(wanted & (sound.cumprod(1) > 0), tokens, -1)  # without a law there is nothing to draw
         fault = (~sound).any(1).to(torch.int32) * int(Fault.DRAFT)
         return Drafted(tree, tokens, logits, kept, fault)
+
+    def _room(self) -> torch.Tensor:
+        """[B, 1]: how deep draft tokens are of use; what lies beyond the wanted length would be thrown away."""
+        return (self.state.limit - self.state.base - 1)[:, None]
 
     def _half(self, tokens: torch.Tensor, rows: list[torch.Tensor], failure: str) -> Drafted:
         """The chain that was drawn before the drafter raised."""
         logits = torch.stack(rows, dim=1) if rows else None
+        tokens = torch.where(self._levels[: len(rows)] <= self._room(), tokens, -1)
         return Drafted(Tree.chain(len(rows)), tokens, logits, None, torch.zeros_like(self.rule), failure)
 
     def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
@@ -327,6 +336,6 @@ def _stamp(clock: torch.Tensor, place: int) -> None:
     if not clock.is_cuda:
         clock[place] = time.perf_counter_ns()
     elif kernels.available():
-        from draftproof.kernels.lib.timer import now
+        from draftproof.kernels.lib.timer import stamp
 
-        now[(1,)](clock[place:], num_warps=1)
+        stamp(clock, place)  # type: ignore[no-untyped-call]

@@ -1,1 +1,8 @@
-"""How many tokens to draft, chosen from the steps before."""
+"""How many tokens to draft, and in which shape: chosen from the steps before."""
+
+from draftproof.engine.tuning.estimates import LONGEST, Nominal
+from draftproof.engine.tuning.lengths import Pace
+from draftproof.engine.tuning.shapes import Auto, assumed, hope, tuned
+from draftproof.engine.tuning.tuner import Fixed, StepReport, Tuner
+
+__all__ = ["LONGEST", "Auto", "Fixed", "Nominal", "Pace", "StepReport", "Tuner", "assumed", "hope", "tuned"]

@@ -1,0 +1,45 @@
+"""The options of every command in docs/command-line.md, from the command line itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from draftproof.commands.cli import app
+
+
+def sections() -> str:
+    """For each command a heading, what it does, and a table of its arguments and options with their defaults."""
+    return "\n".join(_section(name, command) for name, command in _commands("draftproof", typer.main.get_command(app)))
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands that can be called: those of a group instead of the group."""
+    parts = getattr(command, "commands", None)
+    if parts is None:
+        yield name, command
+        return
+    for part, below in parts.items():
+        yield from _commands(f"{name} {part}", below)
+
+
+def _section(name: str, command: Any) -> str:
+    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    table = "| option | default | meaning |\n| --- | --- | --- |\n" + "".join(rows)
+    return f"### {name}\n\n{' '.join(command.help.split())}\n\n{table}"
+
+
+def _row(parameter: Any) -> str:
+    names = parameter.opts if parameter.param_type_name == "option" else [parameter.name.upper()]
+    cells = (", ".join(f"`{name}`" for name in names), _default(parameter.default), parameter.help or "")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _default(value: Any) -> str:
+    """As one would type it; nothing where an option is off or must be given."""
+    if isinstance(value, list):
+        return f"`{' '.join(map(str, value))}`" if value else ""
+    typed = isinstance(value, str | int | float) and value is not False and value != ""
+    return f"`{value}`" if typed else ""
