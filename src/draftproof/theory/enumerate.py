@@ -36,7 +36,7 @@ def drafts(target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Con
         for tokens, chance in outcomes:
             path = tuple(tokens[n] for n in tree.path(node))
             if path not in known:
-                laws = [_draft_row(one, tree, tokens, node, context) for one in _several(drafter)]
+                laws = [_draft_row(model, tree, tokens, node, context) for model in _several(drafter)]
                 known[path] = _guesses(draw, laws, len(children))
             for guess, share in known[path]:
                 drawn = dict(zip(children, guess, strict=True))
@@ -59,9 +59,9 @@ def reduced(verifier: Verifier, draft: Draft, chance: Any) -> tuple[Draft, Any]:
         return draft, chance
     chains, weights = [], []
     for b in range(len(chance)):
-        one = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
-        for u, weight in verifier.cells(one):
-            chains.append(verifier.select(one, u[None]).chain)
+        single = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
+        for u, weight in verifier.cells(single):
+            chains.append(verifier.select(single, u[None]).chain)
             weights.append(chance[b] * weight)
     tokens, q, p = (np.concatenate(arrays) for arrays in zip(*(chain[1:4] for chain in chains), strict=True))
     return Draft(chains[0].tree, tokens, q, p), np.array(weights)
