@@ -63,7 +63,7 @@ OVERFLOW: tl.constexpr = tl.constexpr(5)  # entries beyond the first B that were
 DECISION_SIZE: tl.constexpr = tl.constexpr(8)  # int32 words
 
 
-class Decision(NamedTuple):
+class ChainDecision(NamedTuple):
     """How far a sequence's draft goes: the fields of its record that `emit` always reads."""
 
     stop: Any
@@ -98,7 +98,7 @@ def load_decision(state, b):
     high = tl.load(decision_field(state, b, HIGH))
     length = tl.load(decision_field(state, b, LENGTH))
     fault = tl.load(decision_field(state, b, FAULT))
-    return Decision(stop, low, high, length, fault)
+    return ChainDecision(stop, low, high, length, fault)
 
 
 @triton.jit
