@@ -30,8 +30,8 @@ def acceptance(
             stop = torch.where((rule == member)[:, None], VERIFIERS[member.name.lower()].stop(chain), stop)
     else:
         nodes = torch.nn.functional.pad(tokens, (1, 0))
-        made, _ = reference.branched(target, draft, nodes, tree, controls, None)
-        stop = VERIFIERS["traversal"].stop(made)
+        drafts, _ = reference.branched(target, draft, nodes, tree, controls)
+        stop = VERIFIERS["traversal"].stop(drafts)
     depth = torch.tensor(tree.depth, device=stop.device)
     levels = torch.arange(1, tree.depth[-1] + 1, device=stop.device)
     return (stop[:, None] * (depth >= levels[:, None])).sum(-1).float()

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from draftproof.kernels.chain.bounds import Crest, load_crest, narrow
 from draftproof.kernels.chain.residual import q_kind
-from draftproof.kernels.chain.state import Decision, load_rule, store_decision
+from draftproof.kernels.chain.state import ChainDecision, load_rule, store_decision
 from draftproof.kernels.chain.worklist import ResidualRow, store_items
 from draftproof.kernels.lib.codes import (
     BLOCK_RULE,
@@ -90,7 +90,7 @@ def decide(
             row = ResidualRow(p_law, drafts.q_law, drawn, hit)
             store_items(state, pair, b, n, N, low, high, overflow, unmeasured, weights, row, DENSE)
         stop, fault = tl.where(lost, 0, stop), drafts.fault + tl.where(lost, TARGET_FAULT, 0)
-        store_decision(state, b, Decision(stop, low, high, length, fault), overflow)
+        store_decision(state, b, ChainDecision(stop, low, high, length, fault), overflow)
         if state.rule_ptr is not None:
             tl.store(state.chance_ptr + b * N + n, p, mask=n < N)
             tl.store(state.weight_ptr + b * N + n - low, weights, mask=(n >= low) & (n < N))

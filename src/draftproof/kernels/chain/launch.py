@@ -113,8 +113,8 @@ def sample(
 def verify(
     rows: ChainRows,
     noise: NoiseKeys,
-    draft: ChainDraft | None,  # None where nothing is drafted
     *,
+    draft: ChainDraft | None = None,  # None where nothing is drafted
     workspace: Workspace | None = None,
     logprobs: bool = False,
 ) -> Emitted:

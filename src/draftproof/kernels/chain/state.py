@@ -36,7 +36,7 @@ class CandidateLists(NamedTuple):
 
 
 class ChainState(NamedTuple):
-    """Rule and noise of each sequence, and what the kernels have found out about it so far."""
+    """Rule and noise of each sequence, and what the kernels have computed for it so far."""
 
     rule_ptr: Any  # [B], None where nothing is drafted
     noise: Any  # NoiseKeys; None where nothing is drawn
@@ -63,7 +63,7 @@ OVERFLOW: tl.constexpr = tl.constexpr(5)  # entries beyond the first B that were
 DECISION_SIZE: tl.constexpr = tl.constexpr(8)  # int32 words
 
 
-class Decision(NamedTuple):
+class ChainDecision(NamedTuple):
     """How far a sequence's draft goes: the fields of its record that `emit` always reads."""
 
     stop: Any
@@ -98,7 +98,7 @@ def load_decision(state, b):
     high = tl.load(decision_field(state, b, HIGH))
     length = tl.load(decision_field(state, b, LENGTH))
     fault = tl.load(decision_field(state, b, FAULT))
-    return Decision(stop, low, high, length, fault)
+    return ChainDecision(stop, low, high, length, fault)
 
 
 @triton.jit
