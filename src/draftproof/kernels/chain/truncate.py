@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Second kernel: exact top-k, top-p and min-p (order of draftproof.controls) of a row without sorting it.
+"""Second kernel: truncate rows exactly without sorting them, by top-k, top-p and min-p as draftproof.controls.
 
 The outcome is a cutoff score and a first id. `measure` left the largest score of every group of GROUP tokens, that of
 every BLOCK groups where few tokens are kept, and the groups' masses where many may be. They give a floor below which
