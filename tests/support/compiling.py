@@ -59,14 +59,18 @@ class Absent:
         return torch.device("cpu")
 
 
-def translate(source: Any, target: GPUTarget, options: dict[str, Any]) -> None:
-    """The first stage of a compilation, which finds wrong types and missing arguments; the others take far longer."""
+def translate(source: Any, target: GPUTarget, options: dict[str, Any]) -> object:
+    """The first stage of a compilation, which finds wrong types and missing arguments; the others take far longer.
+
+    The result stands for the kernel, so that a launch with the same types and constants does not translate it again.
+    """
     backend = make_backend(target)
     parsed = backend.parse_options(options)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
     source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+    return object()
 
 
 def pretend() -> None:

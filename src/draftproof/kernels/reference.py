@@ -229,7 +229,8 @@ def traverse(
 ) -> Walked:
     """Which path is accepted, and the token after it."""
     drafts, fault = branched(target, draft, tokens, tree, controls, draft_controls)
-    node = draw(VERIFIERS["traversal"].stop(drafts), uniforms(*noise, Lane.STOP, 1)[:, 0])
+    stop = VERIFIERS["traversal"].stop(drafts)
+    node = draw(stop, uniforms(*noise, Lane.STOP, 1)[:, 0])
     token = draw(VERIFIERS["traversal"].next(drafts, node), uniforms(*noise, Lane.NEXT, 1)[:, 0])
     lost = (fault & Fault.TARGET) > 0
     node, token = torch.where(lost, 0, node), torch.where(lost, 0, token)
@@ -239,7 +240,7 @@ def traverse(
     out = torch.full((len(tokens), deepest + 1), -1, dtype=torch.int64, device=tokens.device)
     out[:, :deepest] = torch.where(path > 0, tokens.gather(1, path), -1)
     out.scatter_(1, accepted[:, None], token[:, None])
-    return Walked(out, accepted.to(torch.int32), path, fault)
+    return Walked(out, accepted.to(torch.int32), path, fault, stop.float())
 
 
 def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor, logprobs: bool) -> Emitted:

@@ -100,6 +100,7 @@ class Walked(NamedTuple):
     accepted: Tensor  # [B] int32: how many draft tokens were accepted
     path: Tensor  # [B, D] int64: the nodes of the accepted path, then 0
     fault: Tensor  # [B] int32: Fault flags
+    stop: Tensor  # [B, N] float32: the probability to stop at each node, given the draft tokens
 
 
 class Siblings(NamedTuple):

@@ -138,6 +138,14 @@ def test_a_chain_is_block_verification() -> None:
     assert len(set(out.accepted.tolist())) > 2
 
 
+def assert_same(one: Walked, other: Walked) -> None:
+    """Equal outcomes; the law of the node to stop at, where there is one, but for rounding."""
+    for mine, theirs in zip(one[:-1], other[:-1], strict=True):
+        assert torch.equal(mine, theirs)
+    sound = (one.fault & Fault.TARGET) == 0
+    torch.testing.assert_close(one.stop[sound], other.stop[sound], atol=2e-5, rtol=0)
+
+
 def test_the_other_backend_says_the_same() -> None:
     target, draft = rows(3, UNEVEN, 120, seed=6)
     controls, noise = Controls.of([Sampling()] * 3, UNEVEN.size, 120, DEVICE), named(3)
@@ -148,8 +156,9 @@ def test_the_other_backend_says_the_same() -> None:
         out = kernels.traverse(
             target, draft, tokens, UNEVEN, controls, noise, draft_controls=theirs, backend=backend
         )  # fmt: skip
-        made.append([tokens, *out])
-    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+        made.append((tokens, out))
+    assert torch.equal(made[0][0], made[1][0])
+    assert_same(made[0][1], made[1][1])
 
 
 def test_masks_differ_from_node_to_node() -> None:
@@ -231,8 +240,7 @@ def test_both_backends_bear_with_the_same_faults() -> None:
             kernels.traverse(target, draft, tokens, tree, controls, noise, backend=backend)
             for backend in ("triton", "torch")
         ]
-        for mine, other in zip(*both, strict=True):
-            assert torch.equal(mine, other)
+        assert_same(*both)
         flagged |= set(both[0].fault.tolist())
     assert {flag for fault in flagged for flag in Fault if flag & fault} == set(Fault)
 

@@ -43,6 +43,7 @@ class TraversalScratch(NamedTuple):
     token_ptr: Tensor  # [B, N] int32, the draft token; -1 for none
     sums_ptr: Tensor  # [B, M, parts, 2] float32: (w p - c q)+, and q outside the rejected children
     parts: int  # programs that share a row
+    stop_ptr: Tensor  # [B, N] float32, the probability to stop at each node
     node_ptr: Tensor  # [B] int32, where a sequence stops
     fault_ptr: Tensor  # [B] int32
 
@@ -61,6 +62,7 @@ class TraversalScratch(NamedTuple):
             token_ptr=empty(batch, nodes, dtype=torch.int32),
             sums_ptr=empty(batch, inner, parts, 2),
             parts=parts,
+            stop_ptr=empty(batch, nodes),
             node_ptr=empty(batch, dtype=torch.int32),
             fault_ptr=empty(batch, dtype=torch.int32),
         )
@@ -174,7 +176,7 @@ def traverse(
     )
     widest = max(map(len, plan.waves), default=1)
     scratch = TraversalScratch.of(batch, count, inner, Tiling.of(batch, widest, vocabulary).parts, device)
-    out = _empty_outcome(batch, depth, device)
+    out = _empty_outcome(batch, depth, scratch.stop_ptr)
     parts, chunks = Tiling.of(batch, 1, vocabulary).parts, chunk_count(vocabulary)
     sums = torch.empty(batch, chunks, device=device)
     wide, pdl = next_power_of_2, launching.may_overlap(device)
@@ -201,10 +203,12 @@ def traverse(
     return out
 
 
-def _empty_outcome(batch: int, depth: int, device: torch.device) -> Walked:
+def _empty_outcome(batch: int, depth: int, stop: Tensor) -> Walked:
+    device = stop.device
     return Walked(
         torch.empty(batch, depth + 1, dtype=torch.int64, device=device),
         torch.empty(batch, dtype=torch.int32, device=device),
         torch.empty(batch, depth, dtype=torch.int64, device=device),
         torch.empty(batch, dtype=torch.int32, device=device),
+        stop,
     )

@@ -228,6 +228,7 @@ def choose_node(
     for _ in range(D):
         reach = tl.where(n > 0, tl.gather(reach, tl.minimum(parent, BLOCK_N - 1), 0) * passed, 1.0)
     law = tl.where(node, reach * rejected * h, 0.0)
+    tl.store(scratch.stop_ptr + b * N + n, law.to(tl.float32), mask=node)
     stop, _ = chunk_at(law, u * tl.sum(law, 0))
     tl.store(scratch.node_ptr + b, tl.where((tl.load(scratch.fault_ptr + b) & TARGET_FAULT) == 0, stop, 0))
 
