@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from draftproof.kernels.chain.decide import decide
@@ -22,6 +21,7 @@ from draftproof.kernels.chain.state import CandidateLists, ChainState, SpanStats
 from draftproof.kernels.chain.truncate import LimitPtrs, truncate
 from draftproof.kernels.chain.workspace import Workspace
 from draftproof.kernels.lib import launching
+from draftproof.kernels.lib.launching import next_power_of_2
 from draftproof.kernels.lib.laws import LawPair, SummaryPtrs
 from draftproof.kernels.lib.rows import LogitRows, unspecialised
 from draftproof.kernels.types import CREST, Controls, Emitted, NoiseKeys, Summary
@@ -113,8 +113,8 @@ def sample(
 def verify(
     rows: ChainRows,
     noise: NoiseKeys,
-    draft: ChainDraft | None,  # None where nothing is drafted
     *,
+    draft: ChainDraft | None = None,  # None where nothing is drafted
     workspace: Workspace | None = None,
     logprobs: bool = False,
 ) -> Emitted:
@@ -139,7 +139,7 @@ def verify(
 def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
     """The first half: the laws of truncated rows, and statistics of the spans of others."""
     pair, stats, lists, limits, state = arguments
-    options, block_best = plan.truncation, triton.next_power_of_2(plan.groups // plan.block)
+    options, block_best = plan.truncation, next_power_of_2(plan.groups // plan.block)
     measure[(plan.batch * plan.measured * plan.spans,)](
         pair.rows, pair.laws, pair.draft_laws, state.rule_ptr, stats, lists, limits if plan.fuse_truncation else None,
         state.overflow_ptr, plan.nodes, plan.measured, plan.spans,
@@ -151,7 +151,7 @@ def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
     if plan.truncates and not plan.fuse_truncation:
         truncate[(plan.batch * plan.nodes,)](
             pair.rows, pair.laws, stats, lists, limits, plan.nodes, plan.spans,
-            GROUP=plan.group, BLOCK=plan.block, BLOCK_SPANS=triton.next_power_of_2(plan.spans), BLOCK_BEST=block_best,
+            GROUP=plan.group, BLOCK=plan.block, BLOCK_SPANS=next_power_of_2(plan.spans), BLOCK_BEST=block_best,
             FEW=options.few, SWEEP=options.sweep, SHIFT=plan.unused_bits, GREEDY=plan.greedy, PDL=plan.pdl,
             num_warps=options.warps, maxnreg=options.registers, launch_pdl=plan.pdl,
         )  # fmt: skip
@@ -160,7 +160,7 @@ def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
 def _decide_and_emit(plan: LaunchPlan, arguments: Arguments, out: Emitted) -> None:
     """The second half: where each draft stops, and the token after it."""
     pair, _, lists, _, state = arguments
-    wide = triton.next_power_of_2
+    wide = next_power_of_2
     if plan.shortlists:
         verify_lists[(plan.batch,)](
             pair, lists, state, out, plan.nodes, BLOCK_N=wide(plan.nodes), WIDTH=LIST_WIDTH, PDL=plan.pdl,
@@ -186,7 +186,7 @@ def _decide(plan: LaunchPlan, arguments: Arguments) -> None:
     pair, stats, _, _, state = arguments
     decide[(plan.batch,)](
         pair, stats, state, plan.nodes, plan.spans,
-        BLOCK_N=triton.next_power_of_2(plan.nodes), BLOCK_SPANS=triton.next_power_of_2(plan.spans), CREST=CREST,
+        BLOCK_N=next_power_of_2(plan.nodes), BLOCK_SPANS=next_power_of_2(plan.spans), CREST=CREST,
         DENSE=plan.dense, GREEDY=plan.greedy, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
         num_warps=plan.decide_warps, launch_pdl=plan.pdl,
     )  # fmt: skip
