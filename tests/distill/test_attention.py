@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftproof.distill.attention import UnrolledCache
+from draftproof.distill.attention import TrainingEntries
 
 
 def dense(queries: list[torch.Tensor], keys: list[torch.Tensor], values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -19,8 +19,8 @@ def dense(queries: list[torch.Tensor], keys: list[torch.Tensor], values: list[to
 
 
 def joined(queries: list[torch.Tensor], keys: list[torch.Tensor], values: list[torch.Tensor]) -> list[torch.Tensor]:
-    past = UnrolledCache()
-    return [past.attend(*three)[:, :, k:] for k, three in enumerate(zip(queries, keys, values, strict=True))]
+    entries = TrainingEntries()
+    return [entries.attend(*three)[:, :, k:] for k, three in enumerate(zip(queries, keys, values, strict=True))]
 
 
 def test_joined_attention_is_attention_under_one_mask() -> None:

@@ -1,8 +1,8 @@
 """Any causal language model of transformers as a Session: one call computes a whole draft tree.
 
-A call takes the committed tokens that the KV cache does not have yet (the prompt at first) and the nodes of a tree.
-Every node attends to the text and to its own ancestors, and has the position of its depth, so its logits are those of
-running its path alone.
+A call takes the committed tokens that are not in the KV cache yet (the prompt at first) and the nodes of a tree. Every
+node attends to the text and to its own ancestors, at the position of its depth, so its logits are those of running its
+path alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.base import ModelFacts
 from draftproof.models.kv_cache import SlotCache
+from draftproof.models.llama.masks import additive
+from draftproof.models.llama.placement import placed
 
 
 class HFModel:
@@ -34,14 +36,14 @@ class HFModel:
         self.name = name or config._name_or_path or config.model_type
         self.vocabulary = int(config.vocab_size)
         self.context: int | None = getattr(config, "max_position_embeddings", None)
-        # largest position id: a drafter whose text outgrows it guesses worse, but a position table has no more rows
+        # positions are clamped to this one: a drafter whose text outgrows it drafts worse, but stays in its table
         self.last = (self.context or sys.maxsize) - 1
         self.end_tokens = _end_tokens(network, tokenizer)
         self.windows = attention_windows(network)
         self.layers = int(config.num_hidden_layers)
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its hidden states, by name: each is loaded once
-        self.kept: dict[str, Any] = {}  # what an engine reuses for the next text; freed with the model
+        self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
@@ -56,12 +58,12 @@ class HFModel:
         return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if fused else 0.1)
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
-        """Open a session; `taps` are the hidden states to store for a drafter, numbered as in transformers."""
+        """`taps`: hidden states to keep for a drafter that reads them, as transformers numbers them."""
         return HFSession(self, rows, capacity, taps)
 
 
 class HFSession:
-    """B texts in one KV cache: row b has `length[b]` cached tokens and `pending[b]` committed ones not yet read."""
+    """B texts in one cache. Row b has `length[b]` cached tokens, and `pending[b]` are committed but not cached yet."""
 
     speaks: Literal["logits", "law"] = "logits"
 
@@ -96,7 +98,7 @@ class HFSession:
         self.extended = 0
 
     def read(self, rows: int) -> None:
-        """Prefill the pending tokens of the first rows now, because a head needs their hidden states next."""
+        """Prefill what is pending in the first rows now: a head reads these hidden states next."""
         if any(self.pending[:rows]):
             self.extend(Tree.chain(0), np.zeros((rows, 1), dtype=np.int64), range(0))
 
@@ -104,31 +106,30 @@ class HFSession:
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         network = self.model.network
         device = network.device
-        ids, positions, slots, masks = self._layout(tree, np.asarray(tokens), nodes)
+        ids, positions, slots, visible = self._layout(tree, np.asarray(tokens), nodes)
         if int(slots.max()) > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
-        self.cache.place(slots, device)
-        dtype = network.dtype
-        bias = {kind: additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in masks.items()}
+        placement, dtype = placed(slots, device), network.dtype
+        masks = {kind: additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in visible.items()}
         extra: dict[str, Any] = {"logits_to_keep": max(len(nodes), 1)} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = True
-        said = network(
+        output = network(
             input_ids=torch.as_tensor(ids, device=device),
             position_ids=torch.as_tensor(np.minimum(positions, self.model.last), device=device),
-            attention_mask=bias if len(bias) > 1 else next(iter(bias.values())),
-            past_key_values=self.cache,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            past_key_values=self.cache.at(placement),
             use_cache=True,
             **extra,
         )
         if self.taps:
-            self.cache.keep(torch.cat([said.hidden_states[tap] for tap in self.taps], dim=-1))
+            self.cache.keep(torch.cat([output.hidden_states[tap] for tap in self.taps], dim=-1), placement)
         if nodes.start == 0:
             for b in range(len(ids)):
                 self.length[b] += len(self.pending[b])
                 self.pending[b] = []
         self.extended = nodes.stop
-        return said.logits[:, -max(len(nodes), 1) :]
+        return output.logits[:, -max(len(nodes), 1) :]
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
@@ -160,7 +161,7 @@ class HFSession:
             start = lead - len(late)
             ids[b, start:lead] = late
             positions[b, start:lead] = slots[b, start:lead] = np.arange(self.length[b], base[b])
-            drawn = tokens[b, nodes.start : nodes.stop] >= 0  # the others are never used, but must be valid input
+            drawn = tokens[b, nodes.start : nodes.stop] >= 0  # others are never looked at, but must be valid input
             ids[b, lead:] = np.where(drawn, tokens[b, nodes.start : nodes.stop], 0)
             positions[b, lead:] = base[b] + np.where(drawn, depth[nodes.start : nodes.stop], 0)
             slots[b, start:] += 1  # slot 0 is for padding
@@ -179,12 +180,6 @@ class HFSession:
             near = True if window is None else positions[:, :, None] - place[:, None] < window
             masks[kind] = visible & near
         return ids, positions, slots, masks
-
-
-def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The additive mask [B, 1, T, S], zero where attention is allowed; every attention implementation takes it."""
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return bias.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
 
 
 @lru_cache(maxsize=64)
@@ -208,7 +203,7 @@ def _end_tokens(network: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def attention_windows(network: Any) -> dict[str, int | None]:
-    """Width of each kind of attention in the model (None = unlimited); raises if a state cannot be rolled back."""
+    """Window of each kind of attention in the model (None: unlimited), or an error if it cannot be rolled back."""
     config = network.config.get_text_config()
     name = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ())
