@@ -95,7 +95,7 @@ def taught(target: HFModel, prompts: Sequence[Any]) -> HeadModel:
     from draftproof.distill import head
     from draftproof.distill.data import Text
     from draftproof.distill.teacher import Library
-    from draftproof.distill.train import TrainSettings, Trainer
+    from draftproof.distill.train import Trainer, TrainSettings
 
     torch.manual_seed(0)
     texts = collect.engine(target, prompts, Sampling(), samples=1 + LESSONS // 16, seed=1)

@@ -9,11 +9,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftproof as dp
 from draftproof import Tree
-from draftproof.bench.inflate import SHAPES, Shape, blur, errors, inflate, inflate_head, shape
+from draftproof.bench.inflate import SHAPES, ModelShape, blur, errors, inflate, inflate_head, shape
 from draftproof.models.base import sessions
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
-from draftproof.models.llama.block import Shape as LayerShape
+from draftproof.models.llama.block import LayerShape
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from tests.support import tiny
 
@@ -35,9 +35,9 @@ def small(heads=4, kv_heads=2, tied=False):
 @pytest.mark.parametrize(
     ("heads", "wide"),
     [
-        ((4, 2), Shape(96, 5, 80, 16, 4)),  # groups of 2 become groups of 4
-        ((9, 3), Shape(80, 2, 48, 16, 4)),  # as SmolLM2: nine heads on three
-        ((6, 1), Shape(56, 3, 49, 8, 4)),  # smaller groups: the key-value head is repeated
+        ((4, 2), ModelShape(96, 5, 80, 16, 4)),  # groups of 2 become groups of 4
+        ((9, 3), ModelShape(80, 2, 48, 16, 4)),  # as SmolLM2: nine heads on three
+        ((6, 1), ModelShape(56, 3, 49, 8, 4)),  # smaller groups: the key-value head is repeated
     ],
 )
 def test_logits_are_the_small_models(heads, wide, tied):
@@ -57,7 +57,7 @@ def test_logits_are_the_small_models(heads, wide, tied):
 def test_each_correction_is_needed(part):
     """What the comparison above would catch."""
     network = small()
-    large = inflate(network, Shape(96, 4, 80, 16, 4))
+    large = inflate(network, ModelShape(96, 4, 80, 16, 4))
     with torch.no_grad():
         if part == "norm":
             large.model.layers[0].input_layernorm.weight.mul_((96 / 32) ** 0.5)
@@ -70,7 +70,7 @@ def test_each_correction_is_needed(part):
 
 def test_it_is_built_in_its_precision_and_reads_positions_in_full():
     network = small()
-    large = inflate(network, Shape(64, 3, 64, 8, 2), torch.bfloat16)
+    large = inflate(network, ModelShape(64, 3, 64, 8, 2), torch.bfloat16)
     assert {weight.dtype for weight in large.parameters()} == {torch.bfloat16}
     assert large.model.rotary_emb.inv_freq.dtype == torch.float32
     assert errors(network, large, IDS)[1] < 0.2
@@ -81,7 +81,7 @@ def test_it_generates_what_the_small_one_does():
     settings = {"draft": None, "sampling": dp.Sampling(temperature=0), "max_new_tokens": 12}
     texts = [
         dp.generate(HFModel(one, tiny.tokenizer()), "abcab", **settings).tokens
-        for one in (network, inflate(network, Shape(64, 3, 64, 8, 2)))
+        for one in (network, inflate(network, ModelShape(64, 3, 64, 8, 2)))
     ]
     assert texts[0] == texts[1]
 
@@ -94,7 +94,7 @@ def test_transformers_writes_the_same_with_a_cache_of_fixed_size():
         one.generate(torch.tensor([IDS]), **settings, **how).tolist()
         for one, how in (
             (network, {}),
-            (inflate(network, Shape(64, 3, 64, 8, 2)), {"cache_implementation": "static"}),
+            (inflate(network, ModelShape(64, 3, 64, 8, 2)), {"cache_implementation": "static"}),
         )
     ]
     assert texts[0] == texts[1]
@@ -104,9 +104,9 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(dp.DraftproofError, match="unknown shape '9b': use 360m, 8b, 14b"):
         shape("9b")
     with pytest.raises(dp.DraftproofError, match="smaller than the model in layers, kv_heads"):
-        inflate(tiny.network("llama"), Shape(64, 1, 64, 8, 1))
+        inflate(tiny.network("llama"), ModelShape(64, 1, 64, 8, 1))
     with pytest.raises(dp.DraftproofError, match="9 heads that read 3 do not fit into 10 that read 5: add heads"):
-        inflate(small(9, 3), Shape(80, 2, 64, 10, 5))
+        inflate(small(9, 3), ModelShape(80, 2, 64, 10, 5))
     with pytest.raises(dp.DraftproofError, match="only Llama models without biases can be inflated, not 'qwen3'"):
         inflate(tiny.network("qwen3"), SHAPES["360m"])
 
@@ -125,7 +125,7 @@ def test_a_blurred_drafter_agrees_less_the_more_it_is_blurred():
 @pytest.mark.parametrize("layers", [1, 2])
 def test_an_inflated_head_guesses_the_same(heads, layers):
     """Beside the inflated target, whose last layers are new, over a step with guesses of its own."""
-    wide, tree, tokens = Shape(96, 5, 80, 16, 4), Tree.chain(2), np.array([[IDS[-1], 44, 45]])
+    wide, tree, tokens = ModelShape(96, 5, 80, 16, 4), Tree.chain(2), np.array([[IDS[-1], 44, 45]])
     network = small(tied=True)
     torch.manual_seed(2)
     config = HeadConfig(LayerShape(32, *heads, 8, 40, eps=1e-2), layers, (1, 2), 10000.0, 100)

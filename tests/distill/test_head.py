@@ -10,7 +10,8 @@ import torch
 from draftproof.distill import head
 from draftproof.distill.teacher import see
 from draftproof.errors import DraftproofError
-from draftproof.models.llama.block import Rotation
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import FULL
 from tests.support import tiny
 
 
@@ -20,7 +21,7 @@ class Stored:
     def __init__(self) -> None:
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, /) -> tuple[torch.Tensor, ...]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, placement: None, /) -> tuple[torch.Tensor, ...]:
         self.kept.append((keys, values))
         return tuple(torch.cat(part, dim=2) for part in zip(*self.kept, strict=True))
 
@@ -41,10 +42,11 @@ def test_training_steps_are_drafting_steps() -> None:
             states, first, stores = network.fuse(seen.features[:, : i - k]), 0, [Stored(), Stored()]
             for step in range(k + 1):
                 count = first + states.shape[1]
-                rotation = Rotation.of(torch.arange(first, count)[None], network.frequencies)
+                rotation = network.rotary.at(torch.arange(first, count)[None])
                 past = torch.ones(count, count).tril().bool()[None, None, first:]
                 words = embed(seen.tokens[:, first + 1 : count + 1])
-                made = network(states, words, rotation, past, stores, known=step == 0)
+                call = LayerCall(rotation, {FULL: past}, cache=stores)
+                made = network(network.inputs(states, words), call, known=step == 0)
                 states, first = made[:, -1:], count
             torch.testing.assert_close(rows[:, i - 1], network.logits(made[:, -1], output), rtol=1e-4, atol=1e-4)
 

@@ -23,8 +23,13 @@ from draftproof.kernels import Controls, Names, Summary
 from draftproof.kernels.chain import launch
 from draftproof.kernels.lib import launching
 from draftproof.models.kv_cache import SlotCache
-from draftproof.models.llama import cuda
-from draftproof.models.llama.block import Block, Blocks, Rotation, Shape, frequencies
+from draftproof.models.llama.backends import megakernel
+from draftproof.models.llama.backends.tables import KernelTables
+from draftproof.models.llama.block import Block, Blocks, LayerShape
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import FULL, Branching, Causal
+from draftproof.models.llama.placement import NodeSlots, Slots
+from draftproof.models.llama.rotary import Rotation, frequencies
 from draftproof.sampling import Sampling
 
 BATCH, NODES, SIZE = 3, 4, 1271
@@ -108,13 +113,16 @@ def compile_all(sampling: Sampling) -> None:
 
 def compile_network(rows: int) -> None:
     """All layers of a small drafter: its first call, and a level of a tree."""
-    shape, dtype = Shape(48, 4, 2, 16, 80, bias=True), torch.bfloat16
+    shape, dtype = LayerShape(48, 4, 2, 16, 80, bias=True), torch.bfloat16
     blocks, cache = Blocks([Block(shape)]).to(dtype), SlotCache(1, rows, 20)
     own = torch.full((rows, 1), 5)
     rotation = Rotation.of(own, frequencies(shape.size)).to(dtype)
-    cache.place_on_device(own)
-    for rule in (cuda.Causal(own), cuda.Branching(own[:, 0], own[0] - 3, own[0] - 4, own[0])):
-        cuda.network(torch.zeros(rows, 1, shape.width, dtype=dtype), blocks, rotation, rule, cache.layers)
+    x = torch.zeros(rows, 1, shape.width, dtype=dtype)
+    cache.allocate(shape.shared, shape.size, x)
+    tree = Branching(own[0] - 4, own[0]), NodeSlots(own[:, 0], own[0] - 3, 21)
+    for mask, placement in ((Causal(), Slots(own, 21)), tree):
+        call = LayerCall(rotation, {FULL: mask}, placement, cache.layers, KernelTables.of(blocks, cache))
+        megakernel.run(blocks, x, call, 0, False)
 
 
 if __name__ == "__main__":

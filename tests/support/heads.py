@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftproof.models.drafters.head import HeadModel
-from draftproof.models.llama.block import Shape
+from draftproof.models.llama.block import LayerShape
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from tests.support import tiny
 
@@ -15,7 +15,7 @@ TAPS = (0, 1, 2)
 def network(layers=1, taps=TAPS, seed=5, origin=()):
     """Random weights; half of the tokens can be guessed."""
     torch.manual_seed(seed)
-    shape = Shape(width=32, heads=4, shared=2, size=8, inner=48)
+    shape = LayerShape(width=32, heads=4, shared=2, size=8, inner=48)
     made = HeadNetwork(HeadConfig(shape, layers, taps, 10000.0, tiny.VOCABULARY // 2, origin))
     with torch.no_grad():
         for weight in made.parameters():

@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftproof.errors import DraftproofError
-from draftproof.models.llama.block import Shape as LayerShape
+from draftproof.models.llama.block import LayerShape
 from draftproof.models.llama.head import HeadNetwork
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """Sizes of a Llama model; the size of a head is the small model's, because rotary positions depend on it."""
 
     hidden: int
@@ -31,20 +31,20 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "360m": Shape(960, 32, 2560, 15, 5),
-    "8b": Shape(4096, 32, 14336, 64, 16),  # Llama 3.1 with its 32 / 8 heads of 128 cut in half
-    "14b": Shape(5120, 48, 17408, 80, 16),
+    "360m": ModelShape(960, 32, 2560, 15, 5),
+    "8b": ModelShape(4096, 32, 14336, 64, 16),  # Llama 3.1 with its 32 / 8 heads of 128 cut in half
+    "14b": ModelShape(5120, 48, 17408, 80, 16),
 }
 
 
-def shape(name: str) -> Shape:
+def shape(name: str) -> ModelShape:
     if name not in SHAPES:
         raise DraftproofError(f"unknown shape {name!r}: use {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
 @torch.no_grad()
-def inflate(network: Any, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+def inflate(network: Any, shape: ModelShape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
     """A Llama network of that shape whose logits are those of `network`, made on the device in its precision."""
     config = network.config
     _check(config, shape)
@@ -93,7 +93,7 @@ def _layer(large: Any, small: Any, places: tuple[list[int], list[list[int]]], si
 
 
 @torch.no_grad()
-def inflate_head(head: HeadNetwork, layers: int, shape: Shape) -> HeadNetwork:
+def inflate_head(head: HeadNetwork, layers: int, shape: ModelShape) -> HeadNetwork:
     """A head for the inflated model of a small one with so many `layers`: the same guesses at the larger cost."""
     old = head.config
     d, D, size = old.shape.width, shape.hidden, old.shape.size
@@ -139,14 +139,14 @@ def _block(large: Any, small: Any, places: tuple[list[int], list[list[int]]]) ->
     large.down.weight[:d, :i] = small.down.weight
 
 
-def _places(heads: int, kv_heads: int, shape: Shape) -> tuple[list[int], list[list[int]]]:
+def _places(heads: int, kv_heads: int, shape: ModelShape) -> tuple[list[int], list[list[int]]]:
     """Where each query head goes, and where each key-value head goes, so that every query still reads its own.
 
     A query head reads the key-value head of its group; where the new groups are smaller, one is repeated.
 
-    >>> _places(4, 2, Shape(0, 0, 0, heads=9, kv_heads=3))
+    >>> _places(4, 2, ModelShape(0, 0, 0, heads=9, kv_heads=3))
     ([0, 1, 3, 4], [[0], [1]])
-    >>> _places(4, 1, Shape(0, 0, 0, heads=6, kv_heads=3))
+    >>> _places(4, 1, ModelShape(0, 0, 0, heads=6, kv_heads=3))
     ([0, 1, 2, 3], [[0, 1]])
     """
     group, wide = heads // kv_heads, shape.heads // shape.kv_heads
@@ -179,17 +179,17 @@ def _head(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _check(config: Any, shape: Shape) -> None:
+def _check(config: Any, shape: ModelShape) -> None:
     if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
         raise DraftproofError(f"only Llama models without biases can be inflated, not {config.model_type!r}")
-    small = Shape(
+    small = ModelShape(
         config.hidden_size,
         config.num_hidden_layers,
         config.intermediate_size,
         config.num_attention_heads,
         config.num_key_value_heads,
     )
-    short = [name for name, old, new in zip(Shape._fields, small, shape, strict=True) if new < old]
+    short = [name for name, old, new in zip(ModelShape._fields, small, shape, strict=True) if new < old]
     if short:
         raise DraftproofError(f"the shape is smaller than the model in {', '.join(short)}: choose a larger one")
 

@@ -1,11 +1,12 @@
-"""A Llama layer by our kernels on one CUDA device: is it right at real sizes, and what is a step by it?
+"""Llama layers by our kernels on one CUDA device: errors at real sizes, and the time of a step.
 
     python -m draftproof.bench.layer             # check, then time steps of an 8B-shaped target, 135M-shaped drafter
     python -m draftproof.bench.layer --calls     # the drafter alone: check its layers in one launch, and time its calls
-    python -m draftproof.bench.layer --tune      # sizes of programs, one after another
+    python -m draftproof.bench.layer --tune      # attention with several block sizes
     python -m draftproof.bench.layer --small     # the same on tiny shapes; with TRITON_INTERPRET=1 also without a GPU
 
-Weights are random and texts stand still, so a step costs what it costs whatever is accepted. A line is one JSON row.
+Weights are random and texts do not grow, so the time of a step does not depend on what is accepted. A line is one JSON
+row.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from json import dumps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -27,62 +28,67 @@ from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.tuning import Fixed
 from draftproof.models.hf import HFModel
 from draftproof.models.kv_cache import SlotCache
-from draftproof.models.llama import cuda
-from draftproof.models.llama.block import Block, Blocks, Rotation, Shape, frequencies
+from draftproof.models.llama.backends import megakernel, torch_ops, triton_ops
+from draftproof.models.llama.backends.tables import KernelTables
+from draftproof.models.llama.block import Block, Blocks, LayerShape
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import FULL, Causal
+from draftproof.models.llama.placement import Slots
 from draftproof.models.llama.rebuild import rebuild
+from draftproof.models.llama.rotary import Rotation, frequencies
 from draftproof.models.static.session import StaticSession
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class Sizes(NamedTuple):
-    """Of a network."""
+class NetworkSizes(NamedTuple):
+    """Sizes of a network."""
 
-    shape: Shape
+    shape: LayerShape
     layers: int
     vocabulary: int = 49152
 
 
 SIZES = {
-    "8b": Sizes(Shape(4096, 32, 8, 128, 14336), 32),
-    "8b, heads of 64": Sizes(Shape(4096, 64, 16, 64, 14336), 32),
-    "135m": Sizes(Shape(576, 9, 3, 64, 1536), 30),
+    "8b": NetworkSizes(LayerShape(4096, 32, 8, 128, 14336), 32),
+    "8b, heads of 64": NetworkSizes(LayerShape(4096, 64, 16, 64, 14336), 32),
+    "135m": NetworkSizes(LayerShape(576, 9, 3, 64, 1536), 30),
 }
-SMALL = {name: Sizes(Shape(96, 6, 2, 16, 96), 1, 300) for name in SIZES}
+SMALL = {name: NetworkSizes(LayerShape(96, 6, 2, 16, 96), 1, 300) for name in SIZES}
 
 
-def layer(shape: Shape, dtype: torch.dtype, rows: int, capacity: int, seed: int = 0) -> tuple[Block, SlotCache]:
+def layers(sizes: NetworkSizes, dtype: torch.dtype, rows: int, capacity: int, count: int) -> tuple[Blocks, SlotCache]:
     """Random weights and a cache that is full of random entries."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
+    shape = sizes.shape
     with torch.device(DEVICE):
-        block = Block(shape).to(dtype).requires_grad_(False)
-    cache = SlotCache(1, rows, capacity)
-    entry = torch.zeros(1, shape.shared, 1, shape.size, dtype=dtype, device=DEVICE)
-    cache.layers[0].lazy_initialization(entry, entry)
+        blocks = Blocks(Block(shape) for _ in range(count)).to(dtype).requires_grad_(False)
+    cache = SlotCache(count, rows, capacity)
+    cache.allocate(shape.shared, shape.size, torch.empty(0, dtype=dtype, device=DEVICE))
     for buffer in cache.buffers:
         buffer.normal_()
-    return block, cache
+    return blocks, cache
 
 
 @torch.no_grad()
-def check(name: str, sizes: Sizes, dtype: torch.dtype, rows: int, tokens: int, longest: int) -> dict[str, Any]:
+def check(name: str, sizes: NetworkSizes, dtype: torch.dtype, rows: int, tokens: int, longest: int) -> dict[str, Any]:
     """Largest errors against float32 of attention, new entries and the whole layer: torch's, and ours in three runs.
 
     What one run leaves behind, or does not wait for, would show in the next.
     """
-    block, cache = layer(sizes.shape, dtype, rows, longest + tokens)
+    blocks, cache = layers(sizes, dtype, rows, longest + tokens, 1)
     base = torch.linspace(longest, 0, rows, device=DEVICE).long()
-    own = base[:, None] + torch.arange(tokens, device=DEVICE)
-    angles = Rotation.of((own - 1).clamp_min(0), frequencies(sizes.shape.size).to(DEVICE)).to(dtype)
+    slots = base[:, None] + torch.arange(tokens, device=DEVICE)
+    rotation = Rotation.of((slots - 1).clamp_min(0), frequencies(sizes.shape.size).to(DEVICE)).to(dtype)
     x = torch.randn(rows, tokens, sizes.shape.width, device=DEVICE).to(dtype)
-    window = 100 if name == "135m" else None
-    rule = cuda.Causal(own, window)
-    mask = rule.over(torch.arange(longest + tokens + 1, device=DEVICE))[:, None]
-    truth = say(block.float(), cache, x.float(), angles.to(torch.float32), own, mask)
-    block.to(dtype)
+    placement = Slots(slots, longest + tokens + 1)
+    rule = Causal(100 if name == "135m" else None)
+    mask = rule.visible(placement)[:, None]
+    truth = parts(blocks.float(), cache, x.float(), LayerCall(rotation.to(torch.float32), {FULL: mask}, placement))
+    blocks.to(dtype)
     row: dict[str, Any] = {"check": name, "dtype": str(dtype), "rows": rows, "tokens": tokens, "fine": True}
-    theirs = errors(say(block, cache, x, angles, own, mask), truth)
-    ours = [errors(say(block, cache, x, angles, own, rule), truth) for _ in range(3)]
+    theirs = errors(parts(blocks, cache, x, LayerCall(rotation, {FULL: mask}, placement)), truth)
+    ours = [errors(parts(blocks, cache, x, LayerCall(rotation, {FULL: rule}, placement)), truth) for _ in range(3)]
     for part, least, *three in zip(("attend", "entries", "layer"), theirs, *ours, strict=True):
         worst = max(three)
         row["fine"] &= worst <= 1.5 * least + (1e-4 if dtype == torch.float32 else 0)
@@ -90,37 +96,41 @@ def check(name: str, sizes: Sizes, dtype: torch.dtype, rows: int, tokens: int, l
     return row
 
 
-def errors(said: list[torch.Tensor], truth: list[torch.Tensor]) -> list[float]:
-    return [float((a.float() - b.float()).abs().max()) for a, b in zip(said, truth, strict=True)]
+def errors(results: list[torch.Tensor], truth: list[torch.Tensor]) -> list[float]:
+    return [float((a.float() - b.float()).abs().max()) for a, b in zip(results, truth, strict=True)]
 
 
-def say(
-    block: Block, cache: SlotCache, x: torch.Tensor, angles: Rotation, own: torch.Tensor, mask: Any
-) -> list[torch.Tensor]:
-    """What is attended to, new entries, and the layer's output, from a copy of the cache."""
-    shape, each = block.shape, torch.arange(len(own), device=DEVICE)[:, None]
-    store = copied(cache, own, x.dtype)
-    joint = block.qkv(block.norm_in(x))
-    if isinstance(mask, cuda.Causal):
-        seen = cuda.attend(joint, angles, mask, store, shape.heads, shape.shared)
+def parts(blocks: Blocks, cache: SlotCache, x: torch.Tensor, call: LayerCall) -> list[torch.Tensor]:
+    """Attention output, new entries and the output of a layer, each from a copy of the cache."""
+    placement: Any = call.placement
+    each, block = torch.arange(len(x), device=DEVICE)[:, None], cast(Block, blocks[0])
+    mine = copied(cache, x.dtype)
+    told = call._replace(cache=mine.layers, tables=KernelTables.of(blocks, mine))
+    assert told.tables is not None
+    qkv, rotation, layer, mask = block.qkv(block.norm_in(x)), call.angles(x.dtype), mine.layers[0], call.masks[FULL]
+    if isinstance(mask, Causal):
+        attended = triton_ops.attend(qkv, rotation, mask, told, 0)
     else:
-        seen = block._attend(joint, angles, mask, store)
-    entries = torch.stack([store.keys[each, :, own], store.values[each, :, own]])
-    assert not store.arrived.any()
-    return [seen, entries, block(x, angles, mask, copied(cache, own, x.dtype))]
+        attended = torch_ops.attend(*block.split(qkv, rotation), cast(Any, mask), layer, placement)
+    entries = torch.stack([layer.keys[each, :, placement.slots], layer.values[each, :, placement.slots]])
+    assert not told.tables.arrivals.any()
+    again = copied(cache, x.dtype)
+    backend: Any = triton_ops if isinstance(mask, Causal) else torch_ops
+    output = backend.run(blocks, x, call._replace(cache=again.layers, tables=KernelTables.of(blocks, again)), 0, False)
+    return [attended, entries, output[0]]
 
 
-def copied(cache: SlotCache, own: torch.Tensor, dtype: torch.dtype) -> Any:
-    """The only layer of a cache, in this precision."""
-    new = SlotCache(1, cache.rows, cache.capacity)
-    old, store = cache.layers[0], new.layers[0]
-    store.lazy_initialization(old.keys, old.values)
-    store.keys, store.values = old.keys.to(dtype, copy=True), old.values.to(dtype, copy=True)
-    new.place_on_device(own)
-    return store
+def copied(cache: SlotCache, dtype: torch.dtype) -> SlotCache:
+    """A cache in this precision."""
+    new = SlotCache(len(cache.layers), cache.rows, cache.capacity)
+    for old, layer in zip(cache.layers, new.layers, strict=True):
+        layer.allocate(old.keys.to(dtype), old.values.to(dtype))
+        layer.keys.copy_(old.keys)
+        layer.values.copy_(old.values)
+    return new
 
 
-def model(sizes: Sizes, seed: int) -> HFModel:
+def model(sizes: NetworkSizes, seed: int) -> HFModel:
     """In bfloat16, with random weights."""
     shape = sizes.shape
     torch.manual_seed(seed)
@@ -136,7 +146,7 @@ def model(sizes: Sizes, seed: int) -> HFModel:
 
 
 def steps(target: HFModel, draft: HFModel | None, rows: int, length: int, text: int) -> Callable[[], object]:
-    """A step of a batch, captured, on texts of this length that stand still."""
+    """A captured step of a batch, on texts of this length that do not grow."""
     sampling = dp.Sampling(temperature=1.0)
     tree = dp.Tree.chain(length)
     stepper = GraphStepper(target, GraphKind(draft, "block", tree, rows), text + 64, Fixed(tree))
@@ -170,21 +180,21 @@ WAYS = ("torch", "eight launches a layer", "one launch where small")
 
 @contextmanager
 def by(way: str, small: bool) -> Iterator[None]:
-    """Layers are done this way; if small, where there may be no GPU."""
-    fits, whole = cuda.fits, cuda.whole
+    """Layers are run this way; if small, where there may be no GPU."""
+    kept = megakernel.is_small, triton_ops.supports
     if way != WAYS[2]:
-        cuda.whole = lambda *_: False
+        megakernel.is_small = lambda *_: False
     elif small:
-        cuda.whole = lambda x, shape, masks, stores: isinstance(masks[0], cuda.Rule)
+        megakernel.is_small = lambda *_: True
     if way == WAYS[0] or small:
-        cuda.fits = lambda *_: way != WAYS[0]
+        triton_ops.supports = lambda *_: way != WAYS[0]
     try:
         yield
     finally:
-        cuda.fits, cuda.whole = fits, whole
+        megakernel.is_small, triton_ops.supports = kept
 
 
-def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
+def compare(sizes: dict[str, NetworkSizes], small: bool) -> Iterator[dict[str, Any]]:
     """Plain steps and chains of five, by torch and by the kernels."""
     target, draft = model(sizes["8b"], 0), model(sizes["135m"], 1)
     cases = [(1, 0, 20), (1, 5, 20)] if small else [(1, 0, 200), (1, 5, 200), (1, 5, 4000), (32, 0, 200), (32, 5, 200)]
@@ -198,67 +208,63 @@ def compare(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
             del step
 
 
-def calls(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
+def calls(sizes: dict[str, NetworkSizes], small: bool) -> Iterator[dict[str, Any]]:
     """A drafter's call: all of it, from tokens to logits."""
     draft, text = model(sizes["135m"], 1), 20 if small else 200
     for rows, tokens in ((1, 1), (1, 2), (4, 1), (8, 1), (32, 1), (32, 2)):
-        session = StaticSession(draft, rows, text + 60)
         ids = torch.randint(draft.vocabulary, (rows, tokens), device=DEVICE)
         base = torch.full((rows,), text, device=DEVICE)
         for way in WAYS:
             with by(way, small):
+                session = StaticSession(draft, rows, text + 60)
                 took = _graphed(partial(session.forward, ids, base, keep=1), 10)
             yield {"call": way, "rows": rows, "tokens": tokens, "text": text, "us": took}
 
 
 @torch.no_grad()
-def whole(sizes: Sizes, dtype: torch.dtype, rows: int, tokens: int, longest: int, runs: int) -> dict[str, Any]:
+def whole(sizes: NetworkSizes, dtype: torch.dtype, rows: int, tokens: int, longest: int, runs: int) -> dict[str, Any]:
     """Largest errors of all layers against float32, torch's and those of one launch; and whether runs are all equal."""
-    made = [layer(sizes.shape, dtype, rows, longest + tokens, seed) for seed in range(sizes.layers)]
-    blocks, cache = Blocks(block for block, _ in made), SlotCache(sizes.layers, rows, longest + tokens)
-    for store, (_, old) in zip(cache.layers, made, strict=True):
-        store.lazy_initialization(old.layers[0].keys, old.layers[0].values)
-        store.keys, store.values = old.layers[0].keys, old.layers[0].values
-    own = torch.linspace(longest, 0, rows, device=DEVICE).long()[:, None] + torch.arange(tokens, device=DEVICE)
-    angles = Rotation.of((own - 1).clamp_min(0), frequencies(sizes.shape.size).to(DEVICE)).to(dtype)
+    blocks, cache = layers(sizes, dtype, rows, longest + tokens, sizes.layers)
+    slots = torch.linspace(longest, 0, rows, device=DEVICE).long()[:, None] + torch.arange(tokens, device=DEVICE)
+    rotation = Rotation.of((slots - 1).clamp_min(0), frequencies(sizes.shape.size).to(DEVICE)).to(dtype)
     x = torch.randn(rows, tokens, sizes.shape.width, device=DEVICE).to(dtype)
-    rule = cuda.Causal(own)
-    mask = rule.over(torch.arange(longest + tokens + 1, device=DEVICE))[:, None]
-    cache.place_on_device(own)
-    ours = [cuda.network(x, blocks, angles, rule, cache.layers) for _ in range(runs)]
+    placement = Slots(slots, longest + tokens + 1)
+    tables = KernelTables.of(blocks, cache)
+    call = LayerCall(rotation, {FULL: Causal()}, placement, cache.layers, tables)
+    ours = [megakernel.run(blocks, x, call, 0, False)[0] for _ in range(runs)]
     entries = [buffer.clone() for buffer in cache.buffers]
-    theirs = blocks(x, angles, [mask] * sizes.layers, cache.layers)[0]
+    theirs = torch_ops.run(blocks, x, call, 0, False)[0]
     apart = max(errors(entries, cache.buffers))
-    for store in cache.layers:
-        store.keys, store.values = store.keys.float(), store.values.float()
-    truth = blocks.float()(x.float(), angles.to(torch.float32), [mask] * sizes.layers, cache.layers)[0]
+    exact = call._replace(rotation=rotation.to(torch.float32), cache=copied(cache, torch.float32).layers)
+    truth = torch_ops.run(blocks.float(), x.float(), exact, 0, False)[0]
     row = {"network": str(dtype), "rows": rows, "tokens": tokens, "runs": runs, "entries": apart}
     row["equal"] = all(torch.equal(one, ours[0]) for one in ours)
     row["errors"] = [round(error, 5) for error in errors([theirs, ours[0]], [truth, truth])]
     return row
 
 
-def tune(sizes: dict[str, Sizes], small: bool) -> Iterator[dict[str, Any]]:
-    """Attention on one and on six tokens: microseconds by each size of program."""
+def tune(sizes: dict[str, NetworkSizes], small: bool) -> Iterator[dict[str, Any]]:
+    """Attention on one and on six tokens: microseconds with each block and chunk size."""
     for name in ("8b", "135m"):
         for tokens, text in ((1, 200), (6, 200), (1, 4000), (6, 4000)):
-            times = _attends(sizes[name].shape, tokens, text, small)
+            times = _attention_times(sizes[name], tokens, text, small)
             yield {"tune": name, "tokens": tokens, "text": text, **times}
 
 
-def _attends(shape: Shape, tokens: int, text: int, small: bool) -> dict[str, float]:
-    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-    _, cache = layer(shape, dtype, 1, 4100)
-    own = text + torch.arange(tokens, device=DEVICE)[None]
-    cache.place_on_device(own)
-    rotation = Rotation.of(own - 1, frequencies(shape.size).to(DEVICE)).to(dtype)
-    joint = torch.randn(1, tokens, (shape.heads + 2 * shape.shared) * shape.size, device=DEVICE).to(dtype)
-    found = {}
+def _attention_times(sizes: NetworkSizes, tokens: int, text: int, small: bool) -> dict[str, float]:
+    dtype, shape = torch.bfloat16 if DEVICE == "cuda" else torch.float16, sizes.shape
+    blocks, cache = layers(sizes, dtype, 1, 4100, 1)
+    slots = text + torch.arange(tokens, device=DEVICE)[None]
+    rotation = Rotation.of(slots - 1, frequencies(shape.size).to(DEVICE)).to(dtype)
+    tables, mask = KernelTables.of(blocks, cache), Causal()
+    call = LayerCall(rotation, {FULL: mask}, Slots(slots, 4101), cache.layers, tables)
+    qkv = torch.randn(1, tokens, (shape.heads + 2 * shape.shared) * shape.size, device=DEVICE).to(dtype)
+    limits: Any = vars(triton_ops)["limits"]  # the sizes that kernels are launched with
+    times = {}
     for setting in ((64, 128), (64, 256), (32, 64), (32, 256), (128, 256))[: 1 if small else None]:
-        cuda.BLOCK, cuda.CHUNK = setting
-        rule, store = cuda.Causal(own), cache.layers[0]
-        found[str(setting)] = _graphed(partial(cuda.attend, joint, rotation, rule, store, shape.heads, shape.shared))
-    return found
+        limits.BLOCK, limits.CHUNK = setting
+        times[str(setting)] = _graphed(partial(triton_ops.attend, qkv, rotation, mask, call, 0))
+    return times
 
 
 @torch.no_grad()
@@ -292,7 +298,7 @@ def main() -> None:
         for rows, tokens in ((1, 1), (1, 2), (4, 1), (7, 2), (32, 1), (32, 2)):
             runs = 2 if options.small else 1000
             print(dumps(whole(sizes["135m"], half, rows, tokens, longest // 10, runs)), flush=True)
-        few = Sizes(Shape(288, 9, 3, 32, 768), 4)  # float32 needs twice the memory
+        few = NetworkSizes(LayerShape(288, 9, 3, 32, 768), 4)  # float32 needs twice the memory
         for rows in (1, 8):
             print(dumps(whole(SMALL["135m"] if options.small else few, torch.float32, rows, 2, longest, 2)), flush=True)
         for row in calls(sizes, options.small):

@@ -1,49 +1,53 @@
-"""What is short on a CPU, in C: layers of a model, laws and draws, a head's guesses, chains verified.
+"""The short operations of a step on a CPU, in C: layers of a model, softmax and sampling, a head's draft, verification.
 
 It is to a CPU what draftproof.kernels is to a GPU, and like that optional: without a compiler, on another processor or
-in another precision a function says None, or that it does not fit, and torch and the laws of the core do the work.
+in another precision a function returns None or does not fit, and torch and the core do the work.
 """
 
+from draftproof.native.build import Sizes
 from draftproof.native.layers import (
     FEW,
     LONGEST,
     MANY,
-    Layer,
+    Attention,
+    NativeLinear,
     Stack,
     as_gain,
     attend,
     fits,
     gate,
-    lay_out,
-    lay_out_floats,
+    lay_out_float32,
+    lay_out_int8,
     linear,
     norm,
-    run,
+    run_stack,
     stack,
 )
-from draftproof.native.step import CHAINS, Guesser, Verdict, draws, guess, guesser, verify, whole_laws
+from draftproof.native.step import CHAINS, ChainOutcome, NativeHead, draws, guess, lay_out_head, verify, whole_laws
 
 __all__ = [
     "CHAINS",
     "FEW",
     "LONGEST",
     "MANY",
-    "Guesser",
-    "Layer",
+    "Attention",
+    "ChainOutcome",
+    "NativeHead",
+    "NativeLinear",
+    "Sizes",
     "Stack",
-    "Verdict",
     "as_gain",
     "attend",
     "draws",
     "fits",
     "gate",
     "guess",
-    "guesser",
-    "lay_out",
-    "lay_out_floats",
+    "lay_out_float32",
+    "lay_out_head",
+    "lay_out_int8",
     "linear",
     "norm",
-    "run",
+    "run_stack",
     "stack",
     "verify",
     "whole_laws",

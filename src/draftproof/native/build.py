@@ -1,4 +1,4 @@
-"""The C functions as a library, compiled on first use, within seconds, and kept in the cache folder."""
+"""Compile the C functions on first use, within seconds, and keep the library in the cache folder."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from typing import Any
 from draftproof.errors import DraftproofError
 from draftproof.paths import cache_folder
 
-# sums may be vectorised; -ffast-math would also change how everyone else in the process rounds
+# sums may be vectorised; -ffast-math would also change how the rest of the process rounds
 FLAGS = "-O3 -march=native -fPIC -fopenmp -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
 
 
 SIZES = (
-    *("batch", "tokens", "heads", "shared", "size", "room", "first"),
-    *("start", "begin", "used", "mask_row", "mask_token"),
+    *("batch", "tokens", "heads", "kv_heads", "size", "room"),  # `room` slots of a row of the cache
+    *("start", "begin", "end"),  # slots: the first that is written, and those that are read
+    *("mask_row", "mask_token"),  # strides
 )
 
 
 class Sizes(ctypes.Structure):
-    """Of `attend`, as layers.c has them."""
+    """Sizes of a call, as layers.c has them."""
 
     _fields_ = tuple((name, ctypes.c_long) for name in SIZES)
 
 
 @cache
 def compiled() -> Any:
-    """The C functions, kept in the cache folder; None without a compiler, a processor or a torch that they need."""
+    """The C functions; None without a compiler, or on a processor or with a torch that they do not support."""
     sources = [Path(__file__).with_name(name) for name in ("step.c", "layers.c")]  # the first includes the second
     compiler, about = shutil.which("cc"), Path("/proc/cpuinfo")
     if compiler is None or not about.is_file():
@@ -41,10 +42,10 @@ def compiled() -> Any:
     text = b"".join(one.read_bytes() for one in sources) + f"{compiler} {FLAGS} {flags}".encode()
     name = hashlib.sha256(text).hexdigest()
     try:
-        made = cache_folder().absolute() / f"native-{name[:16]}.so"
-        if not _is_whole(made):
-            _compile(compiler, sources[0], made)
-        library = ctypes.CDLL(str(made))  # a call takes milliseconds, in which others may have the interpreter
+        library_file = cache_folder().absolute() / f"native-{name[:16]}.so"
+        if not _is_whole(library_file):
+            _compile(compiler, sources[0], library_file)
+        library = ctypes.CDLL(str(library_file))  # releases the interpreter during a call, which takes milliseconds
     except (OSError, DraftproofError, subprocess.SubprocessError):
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_long
@@ -64,19 +65,19 @@ def compiled() -> Any:
     return library
 
 
-def _is_whole(made: Path) -> bool:
-    """Whether the file ends with the hash of what is before it: to load half a library ends the process."""
-    content = made.read_bytes() if made.exists() else b""
+def _is_whole(library_file: Path) -> bool:
+    """Whether the file ends with the hash of what is before it: loading half a library would kill the process."""
+    content = library_file.read_bytes() if library_file.exists() else b""
     return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
-def _compile(compiler: str, source: Path, made: Path) -> None:
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-        part, whole = Path(scratch) / "native.o", Path(scratch) / made.name
-        # linked without OpenMP of its own: it finds torch's, so both use the same threads
+def _compile(compiler: str, source: Path, library_file: Path) -> None:
+    library_file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library_file.parent) as scratch:
+        part, whole = Path(scratch) / "native.o", Path(scratch) / library_file.name
+        # linked without an OpenMP library: it finds torch's, so both use the same threads
         for command in ([*FLAGS.split(), "-c", str(source), "-o", str(part)], ["-shared", str(part), "-o", str(whole)]):
             subprocess.run([compiler, *command], check=True, capture_output=True, timeout=60)
         content = whole.read_bytes()
         whole.write_bytes(content + hashlib.sha256(content).digest())
-        whole.replace(made)  # at once, so that nobody loads half a file
+        whole.replace(library_file)  # atomic, so that nobody loads half a file

@@ -1,10 +1,10 @@
-/* Layers of the Llama family. Every row is treated by itself and by the same instructions, so its result does not depend
+/* Layers of the Llama family. Every row is computed by itself and by the same instructions, so its result does not depend
    on the rows beside it. */
 
 #include <math.h>
 #include <stdint.h>
 
-/* Relative error below 1e-6; 2^126 and 2^-126 stand for all that is larger and smaller. */
+/* exp(x) with a relative error below 1e-6; larger and smaller results are clamped to 2^126 and 2^-126. */
 static inline float exponential(float x) {
     float t = x * 1.44269504f;
     t = t > -126 ? t : -126;
@@ -19,24 +19,24 @@ static inline float exponential(float x) {
     return power.number * (1 + f * (0.693147181f + f * (0.240226507f + f * p)));
 }
 
-/* out [width] = silu(gate) * up, which lie side by side in joint [2 * width]. */
-static inline void gate_row(const float *joint, long width, float *out) {
-    for (long i = 0; i < width; i++) out[i] = joint[i] / (1 + exponential(-joint[i])) * joint[width + i];
+/* out [width] = silu(gate) * up, which lie side by side in gate_up [2 * width]. */
+static inline void gate_row(const float *gate_up, long width, float *out) {
+    for (long i = 0; i < width; i++) out[i] = gate_up[i] / (1 + exponential(-gate_up[i])) * gate_up[width + i];
 }
 
-void gate(const float *joint, long rows, long width, float *out) {
-    for (long r = 0; r < rows; r++) gate_row(joint + r * 2 * width, width, out + r * width);
+void gate(const float *gate_up, long rows, long width, float *out) {
+    for (long r = 0; r < rows; r++) gate_row(gate_up + r * 2 * width, width, out + r * width);
 }
 
 /* Sizes of a call. */
 typedef struct {
-    long batch, tokens, heads, shared, size; /* `heads` of queries, `shared` of keys and of values */
-    long room, first, start;                 /* slots of a row of the cache, the first row, where its tokens go */
-    long begin, used;                        /* slots that are read */
-    long mask_row, mask_token;               /* strides */
+    long batch, tokens, heads, kv_heads, size; /* `heads` of queries; all of `size` numbers */
+    long room, start;                          /* slots of a row of the cache; the first one that is written */
+    long begin, end;                           /* slots that are read */
+    long mask_row, mask_token;                 /* strides */
 } Sizes;
 
-enum { AHEAD = 4096 }; /* bytes of weights that are fetched while others are multiplied */
+enum { AHEAD = 4096 }; /* bytes: how far ahead weights are prefetched */
 
 typedef float Lanes __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Whole __attribute__((vector_size(64), aligned(4)));
@@ -44,7 +44,7 @@ typedef int32_t Whole __attribute__((vector_size(64), aligned(4)));
 static inline Lanes choose(Whole where, Lanes yes, Lanes no) { return (Lanes)((where & (Whole)yes) | (~where & (Whole)no)); }
 static inline Lanes larger(Lanes a, Lanes b) { return choose(a > b, a, b); }
 
-/* Of numbers that are not positive; zero below -60: products of smaller ones would be denormal, and slow. */
+/* exp of numbers that are not positive; zero below -60: products of smaller results would be denormal, and slow. */
 static inline Lanes exponentials(Lanes x) {
     const Lanes zero = {0};
     Lanes t = choose(x < -60, zero - 60, x);
@@ -55,7 +55,7 @@ static inline Lanes exponentials(Lanes x) {
     return choose(x < -60, zero, (Lanes)((whole + 127) << 23) * p);
 }
 
-/* Sums of 16 vectors, each into its lane. */
+/* The sum of each of 16 vectors, in the lane of its number. */
 static inline Lanes sums_of(Lanes *x) {
 #ifdef __clang__ /* its shuffles are spelled differently */
     Lanes sums = {0};
@@ -75,7 +75,7 @@ static inline Lanes sums_of(Lanes *x) {
 #endif
 }
 
-/* Products of a query with 16 keys from `key` on; of which those beyond `left` are not there. */
+/* Dot products of a query with 16 keys from `key` on, of which only the first `left` exist. */
 static inline Lanes dots(const float *query, const float *key, long left, long size) {
     Lanes part[16], sums = {0};
     for (int j = 0; j < 16; j++) {
@@ -91,9 +91,9 @@ static inline Lanes dots(const float *query, const float *key, long left, long s
 }
 
 /* out [size] += weights [count] @ values [count, size]. */
-static inline void gather(const float *weights, const float *values, long count, long size, float *out) {
+static inline void add_weighted(const float *weights, const float *values, long count, long size, float *out) {
     long i = 0;
-    for (; i + 64 <= size; i += 64) { /* in registers, as long as they last */
+    for (; i + 64 <= size; i += 64) { /* 64 columns at a time stay in registers */
         Lanes *y = (Lanes *)(out + i), a = y[0], b = y[1], c = y[2], d = y[3];
         for (long s = 0; s < count; s++) {
             const Lanes *v = (const Lanes *)(values + s * size + i);
@@ -105,12 +105,12 @@ static inline void gather(const float *weights, const float *values, long count,
         for (long s = 0; s < count; s++) out[i] += weights[s] * values[s * size + i];
 }
 
-/* One token's look back: out [group, size] from a group of queries [group, size] and the keys and values [count, size]
-   that they share; weights [group, whole] is room, whole being the count filled up to whole lanes. What the mask hides
-   weighs nothing at all, and sums run by the number of a slot, so what is hidden behind the last slot seen does not change
-   a bit. Slots are taken in small parts, so that the group finds them in the nearest cache. */
-static inline void look(const float *query, const float *keys, const float *values, const float *mask, long count,
-                        long size, long group, float *weights, float *out) {
+/* Attention of one token: out [group, size] from a group of queries [group, size] and the keys and values [count, size]
+   that they share; weights [group, whole] is scratch, whole being the count rounded up to whole lanes. A masked slot has
+   a weight of exactly zero, and sums run in the order of slots, so what is masked behind the last visible slot does not
+   change a bit. Slots are taken in small parts, so that the whole group finds them in the nearest cache. */
+static inline void attend_token(const float *query, const float *keys, const float *values, const float *mask,
+                                long count, long size, long group, float *weights, float *out) {
     enum { PART = 32 };
     float scale = 1 / sqrtf(size);
     long whole = (count + 15) / 16 * 16;
@@ -134,61 +134,62 @@ static inline void look(const float *query, const float *keys, const float *valu
     }
     for (long s = 0; s < count; s += PART)
         for (long g = 0; g < group; g++)
-            gather(weights + g * whole + s, values + s * size, count - s < PART ? count - s : PART, size, out + g * size);
+            add_weighted(weights + g * whole + s, values + s * size, count - s < PART ? count - s : PART, size,
+                         out + g * size);
 }
 
-/* joint [batch, tokens, heads + 2 * shared, size] holds queries, keys and values. Turns the queries and keys of one
-   token by cos and sin [batch, tokens, size] in place, and puts keys and values [rows, shared, room, size] into its
-   slot of slots [batch, tokens], or from start on. */
-static void turn(const Sizes *n, long at, float *joint, const float *cos, const float *sin, const long *slots,
-                 float *keys, float *values) {
-    long half = n->size / 2, all = n->heads + 2 * n->shared;
+/* qkv [batch, tokens, heads + 2 * kv_heads, size] holds queries, keys and values. Rotates the queries and keys of one
+   token by cos and sin [batch, tokens, size] in place, and writes keys and values [rows, kv_heads, room, size] into its
+   slot of slots [batch, tokens], or from n->start on. */
+static void rotate_and_store(const Sizes *n, long at, float *qkv, const float *cos, const float *sin,
+                             const long *slots, float *keys, float *values) {
+    long half = n->size / 2, all = n->heads + 2 * n->kv_heads;
     const float *c = cos + at * n->size, *s = sin + at * n->size;
-    long slot = slots ? slots[at] : n->start + at % n->tokens, row = n->first + at / n->tokens;
+    long slot = slots ? slots[at] : n->start + at % n->tokens, row = at / n->tokens;
     for (long h = 0; h < all; h++) {
-        float *x = joint + (at * all + h) * n->size;
-        for (long i = 0; h < n->heads + n->shared && i < half; i++) {
+        float *x = qkv + (at * all + h) * n->size;
+        for (long i = 0; h < n->heads + n->kv_heads && i < half; i++) {
             float left = x[i], right = x[i + half];
             x[i] = left * c[i] + right * s[i];
             x[i + half] = right * c[i + half] + left * s[i + half];
         }
         if (h >= n->heads) {
-            float *store = h < n->heads + n->shared ? keys : values;
-            store += ((row * n->shared + (h - n->heads) % n->shared) * n->room + slot) * n->size;
-            for (long i = 0; i < n->size; i++) store[i] = x[i];
+            float *entry = h < n->heads + n->kv_heads ? keys : values;
+            entry += ((row * n->kv_heads + (h - n->heads) % n->kv_heads) * n->room + slot) * n->size;
+            for (long i = 0; i < n->size; i++) entry[i] = x[i];
         }
     }
 }
 
-/* Every token's look back: out [batch, tokens, heads, size]. The mask [batch, tokens, used - begin] is added to the
-   products of queries and keys. Called by all threads together. */
-static void look_back(const Sizes *n, const float *joint, const float *keys, const float *values, const float *mask,
-                      float *out) {
-    long all = n->heads + 2 * n->shared, count = n->used - n->begin, group = n->heads / n->shared;
+/* Attention of every token: out [batch, tokens, heads, size]. The mask [batch, tokens, end - begin] is added to the
+   scores. Called by all threads together. */
+static void attend_all(const Sizes *n, const float *qkv, const float *keys, const float *values, const float *mask,
+                       float *out) {
+    long all = n->heads + 2 * n->kv_heads, count = n->end - n->begin, group = n->heads / n->kv_heads;
 #pragma omp for collapse(3) schedule(static)
     for (long b = 0; b < n->batch; b++)
-        for (long h = 0; h < n->shared; h++)
+        for (long h = 0; h < n->kv_heads; h++)
             for (long t = 0; t < n->tokens; t++) {
                 float weights[group * (count + 15)];
-                long start = (((n->first + b) * n->shared + h) * n->room + n->begin) * n->size;
+                long start = ((b * n->kv_heads + h) * n->room + n->begin) * n->size;
                 long at = b * n->tokens + t;
-                const float *query = joint + (at * all + h * group) * n->size;
+                const float *query = qkv + (at * all + h * group) * n->size;
                 const float *bias = mask ? mask + b * n->mask_row + t * n->mask_token : mask;
                 float *y = out + (at * n->heads + h * group) * n->size;
-                if (n->size == 64) /* the usual size, known to the compiler */
-                    look(query, keys + start, values + start, bias, count, 64, group, weights, y);
+                if (n->size == 64) /* the usual size, as a constant for the compiler */
+                    attend_token(query, keys + start, values + start, bias, count, 64, group, weights, y);
                 else
-                    look(query, keys + start, values + start, bias, count, n->size, group, weights, y);
+                    attend_token(query, keys + start, values + start, bias, count, n->size, group, weights, y);
             }
 }
 
-void attend(Sizes n, float *joint, const float *cos, const float *sin, const long *slots, float *keys, float *values,
+void attend(Sizes n, float *qkv, const float *cos, const float *sin, const long *slots, float *keys, float *values,
             const float *mask, float *out) {
-#pragma omp parallel if (n.batch * n.tokens * n.heads * (n.used - n.begin) > 4096)
+#pragma omp parallel if (n.batch * n.tokens * n.heads * (n.end - n.begin) > 4096)
     {
 #pragma omp for schedule(static)
-        for (long at = 0; at < n.batch * n.tokens; at++) turn(&n, at, joint, cos, sin, slots, keys, values);
-        look_back(&n, joint, keys, values, mask, out);
+        for (long at = 0; at < n.batch * n.tokens; at++) rotate_and_store(&n, at, qkv, cos, sin, slots, keys, values);
+        attend_all(&n, qkv, keys, values, mask, out);
     }
 }
 
@@ -202,8 +203,8 @@ void norm(const float *x, const float *weight, float eps, long rows, long width,
     }
 }
 
-/* COUNT rows times 32 columns of weights, which lie as [width][32]; two sums for each, whatever the COUNT, so that a
-   row's result is the same in all company. */
+/* COUNT rows times 32 columns of weights, laid out as [width][32]. Every COUNT uses two partial sums, so that a row's
+   result is the same whatever is beside it. */
 #define FLOATS(COUNT)                                                                                                \
     static void floats##COUNT(const float *x, const float *weights, long width, float *out) {                        \
         Lanes sum[COUNT][2][2] = {0};                                                                                \
@@ -227,16 +228,16 @@ static Floats *const FLOATS[] = {floats1, floats2, floats3, floats4, floats5, fl
 #ifdef __AVX512F__
 int has_floats(void) { return 1; }
 #else
-int has_floats(void) { return 0; } /* too few registers */
+int has_floats(void) { return 0; } /* without AVX-512 there are too few registers */
 #endif
 
-#ifdef __AVX512VNNI__ /* the processor multiplies bytes and sums them without saturation */
+#ifdef __AVX512VNNI__ /* bytes are multiplied and summed without saturation */
 #include <immintrin.h>
 
 int has_linear(void) { return 1; }
 
-/* x [width] times gain [width] becomes low + unit * byte. With floor >= 0 both are divided by the root of floor^2 and
-   the sum of the squares of x: RMSNorm. */
+/* Quantises x [width] times gain [width] to bytes: low + unit * byte. With floor >= 0 unit and low are divided by the
+   root of floor^2 plus the sum of the squares of x: RMSNorm. */
 static void to_bytes(const float *x, const float *gain, float floor, long width, uint8_t *bytes, float *affine) {
     __m512 low = _mm512_set1_ps(INFINITY), high = _mm512_set1_ps(-INFINITY), square = _mm512_setzero_ps();
     for (long i = 0; i < width; i += 16) {
@@ -259,10 +260,10 @@ static void to_bytes(const float *x, const float *gain, float floor, long width,
     }
     float total = _mm512_reduce_add_ps(square), shrink = floor < 0 ? 1 : 1 / sqrtf(floor * floor + total);
     affine[0] = unit * shrink;
-    affine[1] = isnan(total) ? NAN : least * shrink; /* neither bytes nor bounds show it */
+    affine[1] = isnan(total) ? NAN : least * shrink; /* neither the bytes nor their bounds show NaN */
 }
 
-/* COUNT rows times 32 columns of weights, which lie as [width / 4][32][4]. */
+/* COUNT rows times 32 columns of weights, laid out as [width / 4][32][4]. */
 #define TILE(COUNT, PHASES)                                                                                          \
     static void tile##COUNT(const uint8_t *bytes, const float *affine, const int8_t *weights,                   \
                                  const float *scale, const float *sums, const float *bias, long width, float *out,   \
@@ -274,7 +275,7 @@ static void to_bytes(const float *x, const float *gain, float floor, long width,
             for (int p = 0; p < PHASES; p++) {                                                                       \
                 const int8_t *w = weights + 32 * (k + 4 * p);                                                        \
                 __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);                                 \
-                if (COUNT > 5) /* counting takes so long that memory would wait */                                   \
+                if (COUNT > 5) /* arithmetic takes so long that memory would idle */                                 \
                     _mm_prefetch(w + AHEAD, _MM_HINT_T1), _mm_prefetch(w + AHEAD + 64, _MM_HINT_T1);                 \
                 for (int r = 0; r < COUNT; r++) {                                                                    \
                     __m512i x = _mm512_set1_epi32(*(const int32_t *)(bytes + r * width + k + 4 * p));                \
@@ -303,9 +304,9 @@ static Tile *const TILES[] = {tile1, tile2, tile3, tile4, tile5, tile6, tile7, t
 int has_linear(void) { return 0; }
 #endif
 
-/* A linear layer, and what comes before it: x is multiplied by the gain, where there is one, and with floor >= 0 divided
-   by the root of floor^2 and the sum of its squares. The weights lie in groups of 32 columns, as bytes where there is a
-   scale; scale, sums (of the weights) and bias are filled up to whole groups. */
+/* A linear layer and the norm before it: x is multiplied by the gain, where there is one, and with floor >= 0 divided by
+   the root of floor^2 plus the sum of its squares. The weights lie in groups of 32 columns, as bytes where there is a
+   scale; scale, sums (of the weights) and bias are padded to whole groups. */
 typedef struct {
     const void *weights;
     const float *scale, *sums, *bias, *gain;
@@ -313,30 +314,30 @@ typedef struct {
     long width, outputs;
 } Linear;
 
-/* Row r of x as the tiles take it; room for rows [rows, width] in floats and two floats a row. */
-static void prepare(const Linear *layer, const float *x, long r, long rows, char *room) {
+/* Row r of x as the tiles read it, in scratch: floats for [rows, width], and two more for each row. */
+static void prepare(const Linear *layer, const float *x, long r, long rows, char *scratch) {
     long width = layer->width;
 #ifdef __AVX512VNNI__
     if (layer->scale) {
-        float *affine = (float *)(room + rows * width);
-        to_bytes(x, layer->gain, layer->floor, width, (uint8_t *)room + r * width, affine + 2 * r);
+        float *affine = (float *)(scratch + rows * width);
+        to_bytes(x, layer->gain, layer->floor, width, (uint8_t *)scratch + r * width, affine + 2 * r);
         return;
     }
 #endif
-    float *out = (float *)room + r * width, square = 0;
+    float *out = (float *)scratch + r * width, square = 0;
     for (long i = 0; i < width; i++) square += x[i] * x[i];
     float shrink = layer->floor < 0 ? 1 : 1 / sqrtf(layer->floor * layer->floor + square);
     for (long i = 0; i < width; i++) out[i] = layer->gain ? x[i] * shrink * layer->gain[i] : x[i] * shrink;
 }
 
-/* How many of the rows go first if at most so many go at once: tiles of few rows are slow. */
-static inline long evenly(long rows, long most) {
+/* Rows of the next tile if `most` fit into one: tiles of equal height, because those of few rows are slow. */
+static inline long tile_rows(long rows, long most) {
     long tiles = (rows + most - 1) / most;
     return (rows + tiles - 1) / tiles;
 }
 
-/* out [rows, outputs] = what was prepared @ weights + bias. Called by all threads together. */
-static void multiply(const Linear *layer, const char *room, long rows, float *out) {
+/* out [rows, outputs] = prepared rows @ weights + bias. Called by all threads together. */
+static void multiply(const Linear *layer, const char *scratch, long rows, float *out) {
     long width = layer->width, outputs = layer->outputs, groups = (outputs + 31) / 32;
 #pragma omp for schedule(static)
     for (long g = 0; g < groups; g++) {
@@ -344,36 +345,37 @@ static void multiply(const Linear *layer, const char *room, long rows, float *ou
         const float *bias = layer->bias ? layer->bias + n : layer->bias;
 #ifdef __AVX512VNNI__
         if (layer->scale) {
-            const float *affine = (const float *)(room + rows * width);
+            const float *affine = (const float *)(scratch + rows * width);
             __mmask16 left = rest >= 16 ? 0xffff : (1 << rest) - 1;
             __mmask16 right = rest >= 32 ? 0xffff : rest <= 16 ? 0 : (1 << (rest - 16)) - 1;
             const int8_t *weights = (const int8_t *)layer->weights + n * width;
             for (long r = 0, count; r < rows; r += count) {
-                count = evenly(rows - r, 8);
-                TILES[count - 1]((const uint8_t *)room + r * width, affine + 2 * r, weights, layer->scale + n,
+                count = tile_rows(rows - r, 8);
+                TILES[count - 1]((const uint8_t *)scratch + r * width, affine + 2 * r, weights, layer->scale + n,
                                  layer->sums + n, bias, width, out + r * outputs + n, outputs, left, right);
             }
             continue;
         }
 #endif
-        float made[6 * 32];
+        float tile[6 * 32];
         for (long r = 0, count; r < rows; r += count) {
-            count = evenly(rows - r, 6);
-            FLOATS[count - 1]((const float *)room + r * width, (const float *)layer->weights + n * width, width, made);
+            count = tile_rows(rows - r, 6);
+            FLOATS[count - 1]((const float *)scratch + r * width, (const float *)layer->weights + n * width, width,
+                              tile);
             for (long i = 0; i < count; i++)
                 for (long c = 0; c < 32 && c < rest; c++)
-                    out[(r + i) * outputs + n + c] = made[32 * i + c] + (bias ? bias[c] : 0);
+                    out[(r + i) * outputs + n + c] = tile[32 * i + c] + (bias ? bias[c] : 0);
         }
     }
 }
 
 /* out [rows, outputs] of x [rows, width]. */
-void linear(const Linear *layer, const float *x, long rows, char *room, float *out) {
+void linear(const Linear *layer, const float *x, long rows, char *scratch, float *out) {
 #pragma omp parallel if (rows * layer->width * layer->outputs > 65536)
     {
 #pragma omp for schedule(static)
-        for (long r = 0; r < rows; r++) prepare(layer, x + r * layer->width, r, rows, room);
-        multiply(layer, room, rows, out);
+        for (long r = 0; r < rows; r++) prepare(layer, x + r * layer->width, r, rows, scratch);
+        multiply(layer, scratch, rows, out);
     }
 }
 
@@ -381,13 +383,13 @@ typedef struct {
     Linear qkv, out, gate_up, down; /* the first and the third with the norms before them */
 } Layer;
 
-/* Layers one after another: x [batch, tokens, width] in place, and what each layer is given in states [layers, ...] if
-   there is room. Stores are keys and values of each layer, masks one for each; work [rows, 2 * work_width + width] and
-   room are to work in. */
-void stack(Sizes n, long layers, const Layer *all, float *const *stores, const float *const *masks, const float *cos,
-           const float *sin, const long *slots, float *x, float *states, float *work, long work_width, char *room) {
+/* Consecutive layers: x [batch, tokens, width] in place, and the input of each layer in states [layers, ...] unless that
+   is null. `caches` are keys and values of each layer, masks one for each; work [rows, 2 * work_width + width] and
+   scratch are for intermediate results. */
+void stack(Sizes n, long layers, const Layer *all, float *const *caches, const float *const *masks, const float *cos,
+           const float *sin, const long *slots, float *x, float *states, float *work, long work_width, char *scratch) {
     long rows = n.batch * n.tokens, width = all->qkv.width;
-    float *joint = work, *seen = joint + rows * work_width, *made = seen + rows * work_width;
+    float *joint = work, *branch = joint + rows * work_width, *added = branch + rows * work_width;
 #pragma omp parallel if (rows * width * all->gate_up.outputs > 65536)
     {
         for (long l = 0; l < layers; l++) {
@@ -395,33 +397,34 @@ void stack(Sizes n, long layers, const Layer *all, float *const *stores, const f
             long inner = layer->down.width, heads = n.heads * n.size;
 #pragma omp for schedule(static)
             for (long r = 0; r < rows; r++) {
-                float *mine = x + r * width;
-                for (long i = 0; l && i < width; i++) mine[i] += made[r * width + i];
-                for (long i = 0; states && i < width; i++) states[(l * rows + r) * width + i] = mine[i];
-                prepare(&layer->qkv, mine, r, rows, room);
+                float *row = x + r * width;
+                for (long i = 0; l && i < width; i++) row[i] += added[r * width + i];
+                for (long i = 0; states && i < width; i++) states[(l * rows + r) * width + i] = row[i];
+                prepare(&layer->qkv, row, r, rows, scratch);
             }
-            multiply(&layer->qkv, room, rows, joint);
+            multiply(&layer->qkv, scratch, rows, joint);
 #pragma omp for schedule(static)
-            for (long r = 0; r < rows; r++) turn(&n, r, joint, cos, sin, slots, stores[2 * l], stores[2 * l + 1]);
-            look_back(&n, joint, stores[2 * l], stores[2 * l + 1], masks ? masks[l] : 0, seen);
+            for (long r = 0; r < rows; r++)
+                rotate_and_store(&n, r, joint, cos, sin, slots, caches[2 * l], caches[2 * l + 1]);
+            attend_all(&n, joint, caches[2 * l], caches[2 * l + 1], masks ? masks[l] : 0, branch);
 #pragma omp for schedule(static)
-            for (long r = 0; r < rows; r++) prepare(&layer->out, seen + r * heads, r, rows, room);
-            multiply(&layer->out, room, rows, made);
+            for (long r = 0; r < rows; r++) prepare(&layer->out, branch + r * heads, r, rows, scratch);
+            multiply(&layer->out, scratch, rows, added);
 #pragma omp for schedule(static)
             for (long r = 0; r < rows; r++) {
-                float *mine = x + r * width;
-                for (long i = 0; i < width; i++) mine[i] += made[r * width + i];
-                prepare(&layer->gate_up, mine, r, rows, room);
+                float *row = x + r * width;
+                for (long i = 0; i < width; i++) row[i] += added[r * width + i];
+                prepare(&layer->gate_up, row, r, rows, scratch);
             }
-            multiply(&layer->gate_up, room, rows, joint);
+            multiply(&layer->gate_up, scratch, rows, joint);
 #pragma omp for schedule(static)
             for (long r = 0; r < rows; r++) {
-                gate_row(joint + r * 2 * inner, inner, seen + r * inner);
-                prepare(&layer->down, seen + r * inner, r, rows, room);
+                gate_row(joint + r * 2 * inner, inner, branch + r * inner);
+                prepare(&layer->down, branch + r * inner, r, rows, scratch);
             }
-            multiply(&layer->down, room, rows, made);
+            multiply(&layer->down, scratch, rows, added);
         }
 #pragma omp for schedule(static)
-        for (long i = 0; i < rows * width; i++) x[i] += made[i];
+        for (long i = 0; i < rows * width; i++) x[i] += added[i];
     }
 }

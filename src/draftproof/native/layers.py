@@ -1,8 +1,8 @@
-"""Layers as functions in C.
+"""Layers of the Llama family as C functions.
 
 In the middle of a call every torch operation costs ten microseconds or more, whatever it does, and a layer has dozens.
-Here all layers of a call are one function, which reads their weights as fast as memory gives them. A row's numbers are
-summed in the same order whatever stands beside it, so its result is the same to the last bit.
+Here all layers of a call are one function, which reads their weights as fast as memory delivers them. A row's numbers
+are summed in the same order whatever stands beside it, so its result is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import RMSNorm
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof.native import build
 from draftproof.native.build import Sizes
 
-FEW, MANY = 32, 512  # tokens of a text in one call, for a single function and for all layers
-LONGEST = 1 << 15  # slots that one token looks at
+FEW, MANY = 32, 512  # tokens of a row in one call, for a single function and for all layers; more are torch's
+LONGEST = 1 << 15  # slots that one token attends to
 GROUP = 32  # columns of weights that lie together
 
 
-class Linear(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
     """A linear layer and the norm before it, as layers.c has them."""
 
     _fields_ = (
@@ -32,30 +33,30 @@ class Linear(ctypes.Structure):
     )
 
 
-class Layer(NamedTuple):
-    """Weights as the C functions read them."""
+class NativeLinear(NamedTuple):
+    """The weights of a linear layer as the C functions read them."""
 
-    plan: Linear  # where everything is
+    struct: LinearStruct
     weights: torch.Tensor  # [N / 32, K / 4, 32, 4] int8, or [N / 32, K, 32] float32
-    others: tuple[torch.Tensor | None, ...]  # scale, sums, bias, gain; the first three filled up to a multiple of 32
+    others: tuple[torch.Tensor | None, ...]  # scale, sums, bias, gain; the first three padded to a multiple of 32
 
     @property
     def dense(self) -> torch.Tensor:
         """[N, K], of weights in float32."""
-        return self.weights.transpose(1, 2).reshape(-1, self.plan.width)[: self.plan.outputs]
+        return self.weights.transpose(1, 2).reshape(-1, self.struct.width)[: self.struct.outputs]
 
 
-def lay_out(
+def lay_out_int8(
     weight: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     gain: torch.Tensor | None = None,
     floor: float | None = None,
-) -> Layer | None:
-    """Integer weights [N, K] with a scale [N] each; None where the C function is not to be had.
+) -> NativeLinear | None:
+    """Integer weights [N, K] with a scale [N] for each output; None where the C function is not available.
 
-    Each row of x [..., K] is multiplied by the gain [K] and, with a floor, divided by the root of floor^2 and the sum
-    of its squares: with a suitable gain, RMSNorm. Then it is rounded to bytes.
+    Each row of x [..., K] is multiplied by the gain [K] and, with a floor, divided by the root of floor^2 plus the sum
+    of its squares: with a suitable gain, RMSNorm (`as_gain`). Then it is rounded to bytes.
     """
     outputs, width = weight.shape
     if width % 8 or build.compiled() is None or not build.compiled().has_linear():
@@ -63,115 +64,118 @@ def lay_out(
     missing = -outputs % GROUP
     whole = F.pad(weight, (0, 0, 0, missing)).view(-1, GROUP, width // 4, 4).transpose(1, 2).contiguous()
     sums = weight.sum(dim=1).float() * scale
-    filled = [None if one is None else F.pad(one, (0, missing)) for one in (scale, sums, bias)]
-    return _layer(whole, (*filled, gain), floor, width, outputs)
+    padded = [None if one is None else F.pad(one, (0, missing)) for one in (scale, sums, bias)]
+    return _linear(whole, (*padded, gain), floor, width, outputs)
 
 
-def lay_out_floats(weight: torch.Tensor, bias: torch.Tensor | None) -> Layer | None:
-    """Weights [N, K] in float32; None where the C function is not to be had."""
+def lay_out_float32(weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear | None:
+    """Weights [N, K] in float32; None where the C function is not available."""
     outputs, width = weight.shape
     if width % 2 or build.compiled() is None or not build.compiled().has_floats():
         return None
     whole = F.pad(weight, (0, 0, 0, -outputs % GROUP)).view(-1, GROUP, width).transpose(1, 2).contiguous()
-    return _layer(whole, (None, None, bias, None), None, width, outputs)
+    return _linear(whole, (None, None, bias, None), None, width, outputs)
 
 
-def _layer(
+def _linear(
     weights: torch.Tensor, others: tuple[torch.Tensor | None, ...], floor: float | None, width: int, outputs: int
-) -> Layer:
+) -> NativeLinear:
     others = tuple(None if one is None else one.contiguous() for one in others)
-    places = (None if one is None else one.data_ptr() for one in (weights, *others))
-    return Layer(Linear(*places, -1.0 if floor is None else floor, width, outputs), weights, others)
+    pointers = (None if one is None else one.data_ptr() for one in (weights, *others))
+    return NativeLinear(LinearStruct(*pointers, -1.0 if floor is None else floor, width, outputs), weights, others)
 
 
-def linear(x: torch.Tensor, layer: Layer) -> torch.Tensor:
+def linear(x: torch.Tensor, layer: NativeLinear) -> torch.Tensor:
     """x [..., K] times the weights: [..., N]."""
-    x, plan = x.contiguous(), layer.plan
-    count = x.numel() // plan.width
-    out = x.new_empty((*x.shape[:-1], plan.outputs))  # not torch.empty, which others may tell what to make
-    room = x.new_empty(count * (plan.width + 2))
-    build.compiled().linear(ctypes.byref(plan), x.data_ptr(), count, room.data_ptr(), out.data_ptr())
+    x, struct = x.contiguous(), layer.struct
+    count = x.numel() // struct.width
+    out = x.new_empty((*x.shape[:-1], struct.outputs))  # not torch.empty, which follows torch's default dtype
+    scratch = x.new_empty(count * (struct.width + 2))
+    build.compiled().linear(ctypes.byref(struct), x.data_ptr(), count, scratch.data_ptr(), out.data_ptr())
     return out
 
 
-class Block(ctypes.Structure):
+LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer
+
+
+class LayerStruct(ctypes.Structure):
     """A layer of the Llama family, as layers.c has it."""
 
-    _fields_ = tuple((name, Linear) for name in ("qkv", "out", "gate_up", "down"))
+    _fields_ = tuple((name, LinearStruct) for name in LINEARS)
 
 
 class Stack(NamedTuple):
-    """Layers that follow one another, and what keeps them in memory."""
+    """Consecutive layers, and what keeps their weights in memory."""
 
-    layers: Any  # array of Block
+    layers: Any  # array of LayerStruct
     kept: list[Any]
-    heads: int
-    width: int  # of the widest thing a token is turned into
+    width: int  # of the widest thing a token becomes
 
 
-def stack(blocks: Any) -> Stack | None:
-    """Blocks (llama.py) whose linear layers are all laid out, the norms before them included; else None."""
+def stack(layers: Sequence[Sequence[tuple[NativeLinear, RMSNorm | None]]]) -> Stack:
+    """Layers of four linears each, with the norm before each that is not part of it yet."""
     kept: list[Any] = []
-    table, widest = (Block * len(blocks))(), 0
-    for entry, block in zip(table, blocks, strict=True):
-        for name, norm in (("qkv", block.norm_in), ("out", None), ("gate_up", block.norm_mlp), ("down", None)):
-            layer = getattr(getattr(block, name), "layer", None)
-            if not isinstance(layer, Layer):
-                return None
-            plan = Linear.from_buffer_copy(layer.plan)
-            if isinstance(norm, torch.nn.RMSNorm):  # else it is part of the layer
-                kept.append(absorb(norm, plan))
-            setattr(entry, name, plan)
+    table, widest = (LayerStruct * len(layers))(), 0
+    for entry, linears in zip(table, layers, strict=True):
+        for name, (layer, norm) in zip(LINEARS, linears, strict=True):
+            struct = LinearStruct.from_buffer_copy(layer.struct)
+            if norm is not None:
+                kept.append(absorb(norm, struct))
+            setattr(entry, name, struct)
             kept.append(layer)
-            widest = max(widest, plan.outputs, plan.width)
-    return Stack(table, kept, blocks[0].shape.heads, widest)
+            widest = max(widest, struct.outputs, struct.width)
+    return Stack(table, kept, widest)
 
 
-def absorb(norm: torch.nn.RMSNorm, plan: Linear) -> torch.Tensor:
-    """Make the norm before a layer part of it; what it multiplies by."""
-    gain, plan.floor = as_gain(norm)
-    plan.gain = gain.data_ptr()
+def absorb(norm: RMSNorm, struct: LinearStruct) -> torch.Tensor:
+    """Make the norm before a linear layer part of it; returns its gain, which must be kept in memory."""
+    gain, struct.floor = as_gain(norm)
+    struct.gain = gain.data_ptr()
     return gain
 
 
-def as_gain(norm: torch.nn.RMSNorm) -> tuple[torch.Tensor, float]:
-    """The gain [K] and the floor with which `lay_out` means this norm."""
+def as_gain(norm: RMSNorm) -> tuple[torch.Tensor, float]:
+    """The gain [K] and the floor by which `lay_out_int8` computes this norm."""
     gain: torch.Tensor = norm.weight.detach()
     width = len(gain)
     return gain * width**0.5, (width * (norm.eps or 0.0)) ** 0.5
 
 
-def run(
+class Attention(NamedTuple):
+    """What attention is told of a call."""
+
+    sizes: Sizes
+    cos: torch.Tensor  # [B, 1, T, size], contiguous
+    sin: torch.Tensor
+    slots: torch.Tensor | None  # [B, T] int64, contiguous; None where they are consecutive from `sizes.start` on
+
+
+def run_stack(
     layers: Stack,
     x: torch.Tensor,
-    rotation: Any,
-    masks: Sequence[Any],
-    stores: Sequence[Any],
+    attention: Attention,
+    entries: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    masks: Sequence[torch.Tensor | None],
     keep: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """x [B, T, width] through the last so many layers, and if asked for what each was given [layers, B, T, width]; None
-    where torch has to do it.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x [B, T, width] through the last so many layers, and with `keep` the input of each [layers, B, T, width].
 
-    Keys and values are kept in the stores (layers of one SlotCache), and a mask for each layer is added, as Block says
-    it.
+    entries   keys and values [rows, kv_heads, slots, size] of each of these layers
+    masks     [B, 1, T, S] float32 for each, added to the scores; all of the same strides, or all None
     """
-    (batch, tokens, width), mask = x.shape, masks[0]
-    place = _place(stores, rotation, masks, batch, tokens, layers.heads)
-    if place is None:
-        return None
-    sizes, slots = place
-    cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
-    x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(stores)
-    first = ctypes.byref(layers.layers, (len(layers.layers) - count) * ctypes.sizeof(Block))  # the last so many
+    (batch, tokens, width), (sizes, cos, sin, slots) = x.shape, attention
+    x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(entries)
+    first = ctypes.byref(layers.layers, (len(layers.layers) - count) * ctypes.sizeof(LayerStruct))
     states = x.new_empty((count, *x.shape)) if keep else None
     work = x.new_empty(rows * (3 * layers.width + width + 2))
-    kept = [buffer.data_ptr() for store in stores for buffer in (store.keys, store.values)]
+    pointers = [buffer.data_ptr() for pair in entries for buffer in pair]
+    added = [mask.data_ptr() for mask in masks if mask is not None]
     build.compiled().stack(
         sizes,
         count,
         first,
-        (ctypes.c_void_p * (2 * count))(*kept),
-        None if mask is None else (ctypes.c_void_p * count)(*(one.data_ptr() for one in masks)),
+        (ctypes.c_void_p * (2 * count))(*pointers),
+        (ctypes.c_void_p * count)(*added) if added else None,
         cos.data_ptr(),
         sin.data_ptr(),
         None if slots is None else slots.data_ptr(),
@@ -197,61 +201,36 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out
 
 
-def gate(joint: torch.Tensor) -> torch.Tensor:
-    """[B, T, 2 * width] -> silu(first half) * second half."""
-    width = joint.shape[-1] // 2
-    out = joint.new_empty((*joint.shape[:-1], width))
-    build.compiled().gate(joint.data_ptr(), joint.numel() // (2 * width), width, out.data_ptr())
+def gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of [B, T, 2 * width]."""
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty((*gate_up.shape[:-1], width))
+    build.compiled().gate(gate_up.data_ptr(), gate_up.numel() // (2 * width), width, out.data_ptr())
     return out
 
 
 def attend(
-    joint: torch.Tensor, rotation: Any, store: Any, heads: int, mask: torch.Tensor | None
-) -> torch.Tensor | None:
-    """Queries, keys and values side by side [B, T, ...] -> [B, T, heads * size]; None where torch has to do it.
+    qkv: torch.Tensor,
+    attention: Attention,
+    entries: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Queries, keys and values side by side [B, T, ...] -> attention output [B, T, heads * size].
 
-    Queries and keys are turned, keys and values kept in the store (a layer of a SlotCache), and the mask [B, 1, T, S]
-    added, as Block says it.
+    Queries and keys are rotated in place, keys and values written into the entries [rows, kv_heads, slots, size], and
+    the mask [B, 1, T, S] is added to the scores.
     """
-    batch, tokens = joint.shape[:2]
-    place = _place([store], rotation, [mask], batch, tokens, heads)
-    if place is None:
-        return None
-    sizes, slots = place
-    cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
-    out = joint.new_empty((batch, tokens, heads * store.keys.shape[-1]))
+    (batch, tokens, _), (sizes, cos, sin, slots), (keys, values) = qkv.shape, attention, entries
+    out = qkv.new_empty((batch, tokens, sizes.heads * sizes.size))
     build.compiled().attend(
         sizes,
-        joint.data_ptr(),
+        qkv.data_ptr(),
         cos.data_ptr(),
         sin.data_ptr(),
         None if slots is None else slots.data_ptr(),
-        store.keys.data_ptr(),
-        store.values.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
         None if mask is None else mask.data_ptr(),
         out.data_ptr(),
     )
     return out
-
-
-def _place(
-    stores: Sequence[Any], rotation: Any, masks: Sequence[Any], batch: int, tokens: int, heads: int
-) -> tuple[Sizes, torch.Tensor | None] | None:
-    """Where a call writes and reads, and the slots if they are no range; None where that is not for these functions."""
-    cache, mask, row, token = getattr(stores[0], "cache", None), masks[0], 0, 0
-    if cache is None or not all(store.is_initialized for store in stores):
-        return None
-    if cache.only is not None or cache.used > LONGEST or len(rotation.cos) != batch:  # rows that are not neighbours
-        return None
-    if mask is not None:
-        if any(one is None or one.dtype != torch.float32 or one.stride() != mask.stride() for one in masks):
-            return None
-        if mask.stride(3) != 1:
-            return None
-        row, token = mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)
-    _, shared, room, size = stores[0].keys.shape
-    if cache.used * heads > 4 * LONGEST * shared:  # the weights of a group of heads lie on the stack
-        return None
-    slots = None if cache.start is not None else cache.slots.contiguous()
-    place = (room, cache.first, cache.start or 0, cache.begin, cache.used)
-    return Sizes(batch, tokens, heads, shared, size, *place, row, token), slots

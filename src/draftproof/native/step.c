@@ -1,16 +1,16 @@
-/* What a step does beside calls of the target: laws and draws, the guesses of a head, and what becomes of them. */
+/* What a step does beside calls of the target: softmax and sampling, a head's draft tokens, and their verification. */
 
 #include "layers.c"
 
 typedef double Doubles __attribute__((vector_size(128), aligned(4)));
 
-/* Up to 16 numbers from x on, filled up with others. */
-static inline Lanes some(const float *x, long left, float others) {
-    Lanes made = {0};
+/* Up to 16 numbers from x on, padded with `others`. */
+static inline Lanes load_padded(const float *x, long left, float others) {
+    Lanes lanes = {0};
     if (left >= 16) return *(const Lanes *)x;
-    made += others;
-    for (long i = 0; i < left; i++) made[i] = x[i];
-    return made;
+    lanes += others;
+    for (long i = 0; i < left; i++) lanes[i] = x[i];
+    return lanes;
 }
 
 static inline double sum(Doubles x) {
@@ -19,28 +19,28 @@ static inline double sum(Doubles x) {
     return total;
 }
 
-/* out [size] = exp(scores / temperature), scaled to sum to one. Whether the scores are such that it does. */
+/* out [size] = softmax(scores / temperature). Returns whether the scores are finite enough for one. */
 static int law(const float *scores, long size, float temperature, float *out) {
     float best = -INFINITY, unit = 1 / temperature;
-    Lanes most = some(scores, 0, -INFINITY);
+    Lanes most = load_padded(scores, 0, -INFINITY);
     Doubles sums = {0};
-    for (long i = 0; i < size; i += 16) most = larger(some(scores + i, size - i, -INFINITY), most);
+    for (long i = 0; i < size; i += 16) most = larger(load_padded(scores + i, size - i, -INFINITY), most);
     for (int i = 0; i < 16; i++) best = most[i] > best ? most[i] : best;
     for (long i = 0; i < size; i += 16) {
-        Lanes made = exponentials((some(scores + i, size - i, -INFINITY) - best) * unit);
-        sums += __builtin_convertvector(made, Doubles);
+        Lanes weights = exponentials((load_padded(scores + i, size - i, -INFINITY) - best) * unit);
+        sums += __builtin_convertvector(weights, Doubles);
         if (size - i >= 16)
-            *(Lanes *)(out + i) = made;
+            *(Lanes *)(out + i) = weights;
         else
-            for (long j = i; j < size; j++) out[j] = made[j - i];
+            for (long j = i; j < size; j++) out[j] = weights[j - i];
     }
     double total = sum(sums);
     float share = 1 / total;
     for (long i = 0; i < size; i++) out[i] *= share;
-    return best - best == 0 && total > 0; /* false where the best is infinite, or any is no number */
+    return best - best == 0 && total > 0; /* false where the best score is infinite or any score is NaN */
 }
 
-/* Laws [rows, size] of scores; how many rows have none. */
+/* Laws [rows, size] of scores; returns how many rows have none. */
 long laws(const float *scores, long rows, long size, float temperature, float *out) {
     long bad = 0;
 #pragma omp parallel for schedule(static) reduction(+ : bad) if (rows > 1 && rows * size > 65536)
@@ -49,14 +49,14 @@ long laws(const float *scores, long rows, long size, float temperature, float *o
 }
 
 /* The token at which the cumulated law [size] first exceeds u times its sum; -1 where there is none. Sums run in double
-   precision, first over parts, so that only one part is looked at token by token. */
+   precision, first over parts, so that only one part is searched token by token. */
 static long draw(const float *law, long size, double u) {
     enum { PART = 256 };
     double parts[size / PART + 1], total = 0, before = 0;
     for (long i = 0; i < size; i += PART) {
         Doubles sums = {0};
         for (long j = i; j < size && j < i + PART; j += 16)
-            sums += __builtin_convertvector(some(law + j, size - j, 0), Doubles);
+            sums += __builtin_convertvector(load_padded(law + j, size - j, 0), Doubles);
         total += parts[i / PART] = sum(sums);
     }
     long last = -1, i = 0;
@@ -68,81 +68,82 @@ static long draw(const float *law, long size, double u) {
             if (before > u * total) return i;
         }
     }
-    for (i = last < 0 ? size - 1 : last; i >= 0 && last < 0; i--) last = law[i] > 0 ? i : -1; /* rounding, or no law */
+    /* rounding left nothing, or the law is zero */
+    for (i = last < 0 ? size - 1 : last; i >= 0 && last < 0; i--) last = law[i] > 0 ? i : -1;
     return last;
 }
 
-/* A token for each row of laws [rows, size]. */
+/* Draw a token from each row of laws [rows, size]. */
 void draws(const float *laws, long rows, long size, const double *u, long *out) {
 #pragma omp parallel for schedule(static) if (rows > 1 && rows * size > 65536)
     for (long r = 0; r < rows; r++) out[r] = draw(laws + r * size, size, u[r]);
 }
 
-/* A trained head's way from a state and the token after it to its next state, and to scores of the tokens it knows. */
+/* A trained head: from a state and the token after it to its next state, and to scores of its draft tokens. */
 typedef struct {
     const Layer *layer;
     Linear join, output; /* the second with the norm before it */
     const float *embeddings, *norm_state, *norm_embedding;
     float eps;
-    const long *names;
+    const long *tokens;
 } Head;
 
-/* A chain of `count` guesses after one text: draws each with its u from the law of the head, and reads it. states [count,
-   width] hold the first one; laws [count, tokens known], guesses [count], as places among those tokens. cos and sin are
-   the angles of the first guess, others follow; n is the place of the first guess. How many guesses were made: fewer
-   than `count` where the head says something that is no law. */
+/* A chain of `count` draft tokens after one text: draws each with its u from the head's law, and reads it. states [count,
+   width] hold the first state; laws [count, draft tokens]; guesses [count] are indices among those tokens. cos and sin
+   belong to the first guess, those of the others follow; n describes the call of the first guess. Returns how many
+   tokens were drawn: fewer than `count` where the head's scores are not finite. */
 long guess(const Head *head, Sizes n, long count, float temperature, const double *u, const float *cos, const float *sin,
            float *keys, float *values, float *states, float *laws, long *guesses, float *work, long work_width,
-           char *room) {
-    long width = head->join.outputs, known = head->output.outputs;
-    float *const stores[] = {keys, values};
+           char *scratch) {
+    long width = head->join.outputs, drafted = head->output.outputs;
+    float *const caches[] = {keys, values};
     for (long i = 0; i < count; i++) {
-        float *mine = laws + i * known;
-        linear(&head->output, states + i * width, 1, room, mine);
-        if (!law(mine, known, temperature, mine)) return i;
-        guesses[i] = draw(mine, known, u[i]);
+        float *law_i = laws + i * drafted;
+        linear(&head->output, states + i * width, 1, scratch, law_i);
+        if (!law(law_i, drafted, temperature, law_i)) return i;
+        guesses[i] = draw(law_i, drafted, u[i]);
         if (i + 1 == count) break;
-        const float *word = head->embeddings + head->names[guesses[i]] * width;
+        const float *embedding = head->embeddings + head->tokens[guesses[i]] * width;
         norm(states + i * width, head->norm_state, head->eps, 1, width, work);
-        norm(word, head->norm_embedding, head->eps, 1, width, work + width);
+        norm(embedding, head->norm_embedding, head->eps, 1, width, work + width);
         float *next = states + (i + 1) * width;
-        linear(&head->join, work, 1, room, next);
-        stack(n, 1, head->layer, stores, 0, cos + i * n.size, sin + i * n.size, 0, next, 0, work, work_width, room);
-        n.start++, n.used++;
+        linear(&head->join, work, 1, scratch, next);
+        stack(n, 1, head->layer, caches, 0, cos + i * n.size, sin + i * n.size, 0, next, 0, work, work_width, scratch);
+        n.start++, n.end++;
     }
     return count;
 }
 
-/* sum (w p - q)+ over all tokens, of which q [known] has those with these names; the others' q is zero. */
-static double excess(const float *p, const float *q, const long *names, long size, long known, float w) {
+/* sum (w p - q)+ over all tokens; q [drafted] belongs to the tokens with these ids, and is zero for the others. */
+static double excess(const float *p, const float *q, const long *ids, long size, long drafted, float w) {
     enum { PART = 256 };
     double inside = 0, left = 0, total = 0;
-    for (long i = 0; i < known; i += PART) {
-        float some = 0, more = 0;
-        for (long j = i; j < known && j < i + PART; j++) {
-            float here = p[names[j]], rest = w * here - q[j];
-            some += here;
-            more += rest > 0 ? rest : 0;
+    for (long i = 0; i < drafted; i += PART) {
+        float p_sum = 0, excess_sum = 0;
+        for (long j = i; j < drafted && j < i + PART; j++) {
+            float here = p[ids[j]], rest = w * here - q[j];
+            p_sum += here;
+            excess_sum += rest > 0 ? rest : 0;
         }
-        inside += some, left += more;
+        inside += p_sum, left += excess_sum;
     }
     for (long i = 0; i < size; i += PART) {
-        float some = 0;
-        for (long j = i; j < size && j < i + PART; j++) some += p[j];
-        total += some;
+        float p_sum = 0;
+        for (long j = i; j < size && j < i + PART; j++) p_sum += p[j];
+        total += p_sum;
     }
     return left + w * (total > inside ? total - inside : 0);
 }
 
-/* The last node accepted of a chain of guesses and the token emitted after it, by block verification or, with block = 0,
-   token by token: verify/block.py and verify/token.py, in all tokens. p [nodes, size]; q [nodes, known] of the tokens
-   with these names; places [nodes] of the guesses among them. stop [nodes] becomes the law of the last node. */
-void verify(const float *p, const float *q, const long *names, const long *places, long nodes, long size, long known,
-            int block, double u_stop, double u_next, double *stop, long *node, long *token, float *room) {
+/* The last accepted node of a chain of draft tokens and the token emitted after it, by block verification or, with block
+   = 0, token by token: verify/block.py and verify/token.py. p [nodes, size]; q [nodes, drafted] belongs to the tokens with
+   these ids; places [nodes] are the draft tokens' indices among them. stop [nodes] becomes the law of the last node. */
+void verify(const float *p, const float *q, const long *ids, const long *places, long nodes, long size, long drafted,
+            int block, double u_stop, double u_next, double *stop, long *node, long *token, float *residual) {
     double w[nodes], h[nodes], reach = 1, total = 0;
     w[0] = 1;
     for (long i = 1; i < nodes; i++) {
-        double px = p[(i - 1) * size + names[places[i]]], qx = q[(i - 1) * known + places[i]];
+        double px = p[(i - 1) * size + ids[places[i]]], qx = q[(i - 1) * drafted + places[i]];
         px *= block ? w[i - 1] : 1;
         w[i] = px < qx ? px / qx : qx > 0;
     }
@@ -150,11 +151,11 @@ void verify(const float *p, const float *q, const long *names, const long *place
     for (long i = 1; i < nodes; i++) {
         h[i] = w[i];
         if (block && i + 1 < nodes) {
-            double z = excess(p + i * size, q + i * known, names, size, known, w[i]), all = z + (1 - w[i]);
+            double z = excess(p + i * size, q + i * drafted, ids, size, drafted, w[i]), all = z + (1 - w[i]);
             h[i] = all > 0 ? z / all : 1;
         }
     }
-    for (long j = 1; j < nodes; j++) { /* from the back, or from the front until one is refused */
+    for (long j = 1; j < nodes; j++) { /* from the back, or from the front until one is rejected */
         long i = block ? nodes - j : j;
         stop[block ? i : i - 1] = reach * (block ? h[i] : 1 - h[i]);
         reach *= block ? 1 - h[i] : h[i];
@@ -164,13 +165,13 @@ void verify(const float *p, const float *q, const long *names, const long *place
     double before = 0;
     for (long i = 0; i < nodes && before <= u_stop * total; before += stop[i], i++)
         if (stop[i] > 0) *node = i;
-    const float *row = p + *node * size, *guessed = q + *node * known;
+    const float *row = p + *node * size, *draft = q + *node * drafted;
     float weight = block ? w[*node] : 1;
-    for (long i = 0; i < size; i++) room[i] = weight * row[i];
-    for (long i = 0; *node + 1 < nodes && i < known; i++) {
-        float rest = room[names[i]] - guessed[i];
-        room[names[i]] = rest > 0 ? rest : 0;
+    for (long i = 0; i < size; i++) residual[i] = weight * row[i];
+    for (long i = 0; *node + 1 < nodes && i < drafted; i++) {
+        float rest = residual[ids[i]] - draft[i];
+        residual[ids[i]] = rest > 0 ? rest : 0;
     }
-    *token = draw(room, size, u_next);
-    if (*token < 0) *token = draw(row, size, u_next); /* nothing is left but by rounding */
+    *token = draw(residual, size, u_next);
+    if (*token < 0) *token = draw(row, size, u_next); /* the residual is zero up to rounding */
 }

@@ -15,7 +15,7 @@ from draftproof.engine.setup import Setup, choose_draw
 from draftproof.engine.tuning.shapes import Auto
 from draftproof.engine.tuning.tuner import Fixed
 from draftproof.models.hf import HFModel
-from draftproof.models.static.tree_calls import Calls
+from draftproof.models.static.tree_calls import TreeCalls
 from tests.support import tiny
 from tests.support.heads import drafter
 from tests.support.schedulers import Script, eager, finish, graph, requests
@@ -154,13 +154,13 @@ def test_a_text_may_end_where_the_room_does(kind):
 
 def test_leaves_are_not_drafted_after():
     tree = dp.Tree.best(20, 5)
-    calls = Calls.of(tree, torch.device("cpu"))
-    assert [call.names for call in calls.drafter] == [(0,), (1, 2, 3), (5, 6, 8), (10, 11, 13, 14), (15,)]
+    calls = TreeCalls.of(tree, torch.device("cpu"))
+    assert [call.nodes for call in calls.drafter] == [(0,), (1, 2, 3), (5, 6, 8), (10, 11, 13, 14), (15,)]
     assert [call.first for call in calls.drafter] == [0, 1, 4, 7, 11]
-    assert sum((call.names for call in calls.drafter), ()) == tree.inner
+    assert sum((call.nodes for call in calls.drafter), ()) == tree.inner
     for before, call in zip(calls.drafter, calls.drafter[1:], strict=False):
-        assert [before.names[place] for place in call.parent] == [tree.parent[node] for node in call.names]
-    assert calls.target.names == tuple(range(21))
+        assert [before.nodes[place] for place in call.parent] == [tree.parent[node] for node in call.nodes]
+    assert calls.target.nodes == tuple(range(21))
 
 
 def test_what_fits():

@@ -9,14 +9,20 @@ import pytest
 import torch
 
 import draftproof as dp
+from draftproof.kernels.llama import limits, ops
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.kv_cache import SlotCache
-from draftproof.models.llama import cuda
-from draftproof.models.llama.block import Block, Rotation, Shape, frequencies
+from draftproof.models.llama.backends import tables, torch_ops, triton_ops
+from draftproof.models.llama.backends.tables import KernelTables
+from draftproof.models.llama.block import Block, Blocks, LayerShape
+from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
+from draftproof.models.llama.masks import FULL, Causal
+from draftproof.models.llama.placement import Slots
+from draftproof.models.llama.rotary import Rotation, frequencies
 from draftproof.models.static import packing
-from draftproof.models.static.tree_calls import Nodes
+from draftproof.models.static.tree_calls import NodeCall
 from tests.support import tiny
 from tests.support.layers import CHAIN, DEVICE, model, texts
 
@@ -52,8 +58,7 @@ CASES = {
 def filled(case: Case, dtype: torch.dtype) -> SlotCache:
     """A layer with random keys and values in every slot: those that are not to be seen must not be."""
     cache = SlotCache(1, len(case.base), case.capacity)
-    entry = torch.zeros(1, case.shared, 1, case.size, dtype=dtype, device=DEVICE)
-    cache.layers[0].lazy_initialization(entry, entry)
+    cache.allocate(case.shared, case.size, torch.zeros(0, dtype=dtype, device=DEVICE))
     for buffer in cache.buffers:
         buffer.normal_()
     return cache
@@ -62,8 +67,8 @@ def filled(case: Case, dtype: torch.dtype) -> SlotCache:
 def run(case: Case, dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tensor, ...]]:
     """What a layer says, and its keys and values afterwards: by torch, and by the kernels."""
     torch.manual_seed(0)
-    block = Block(Shape(48, case.heads, case.shared, case.size, 80, bias=True)).to(DEVICE, dtype)
-    block.requires_grad_(False)
+    block = Block(LayerShape(48, case.heads, case.shared, case.size, 80, bias=True)).to(DEVICE, dtype)
+    blocks = Blocks([block.requires_grad_(False)])
     for norm in (block.norm_in, block.norm_mlp):
         norm.weight.uniform_(0.5, 2)
     caches = [filled(case, dtype)]
@@ -79,13 +84,14 @@ def run(case: Case, dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tens
     seen = (slots <= own[..., None]) & ((slots > 0) | (own[..., None] == 0))
     if case.window is not None:
         seen &= own[..., None] - slots < case.window
-    out = []
-    for cache, mask in zip(caches, (seen[:, None], cuda.Causal(own, case.window)), strict=True):
-        cache.place_on_device(own)
-        before = x.clone()
-        out.append((block(x, rotation, mask, cache.layers[0]), *cache.buffers))
+    out, placement, made = [], Slots(own, case.capacity + 1), KernelTables.of(blocks, caches[1])
+    masks = (torch_ops, seen[:, None], None), (triton_ops, Causal(case.window), made)
+    for cache, (backend, mask, table) in zip(caches, masks, strict=True):
+        call, before = LayerCall(rotation, {FULL: mask}, placement, cache.layers, table), x.clone()
+        assert backend.fits(blocks, x, call, 0, False)
+        out.append((backend.run(blocks, x, call, 0, False)[0], *cache.buffers))
         assert torch.equal(x, before)  # others may hold on to it
-    assert not caches[1].layers[0].arrived.any()
+    assert not made.arrivals.any()
     return out
 
 
@@ -119,20 +125,21 @@ TREES = {
 }
 
 
-def tree_nodes(case: Branches) -> Nodes:
+def tree_nodes(case: Branches) -> NodeCall:
     """All from the first new one on; where earlier ones are in the cache, those of its level that have children."""
     tree, (level,) = case.tree, (level for level in case.tree.levels if case.start in level)
     some = tuple(node for node in level if node >= case.start and node in tree.inner)
-    return Nodes.of(tree, some if case.start else tuple(range(tree.size)), torch.device(DEVICE))
+    return NodeCall.of(tree, some if case.start else tuple(range(tree.size)), torch.device(DEVICE))
 
 
 def test_branching_is_what_the_tree_says():
     """Node by node: the text before the root, ancestors and itself, no padding; in windows as positions are apart."""
     for case in TREES.values():
         nodes, tree = tree_nodes(case), case.tree
-        seen = nodes.rule(torch.tensor(case.root, device=DEVICE), case.window).over(torch.arange(700, device=DEVICE))
+        placement = nodes.placement(torch.tensor(case.root, device=DEVICE), 700)
+        seen = nodes.mask(case.window).visible(placement)
         for b, root in enumerate(case.root):
-            for t, node in enumerate(nodes.names):
+            for t, node in enumerate(nodes.nodes):
                 apart = {slot: root + tree.depth[node] - slot for slot in range(1, root)}
                 apart |= {root + n: tree.depth[node] - tree.depth[n] for n in (0, *tree.path(node)) if root + n > 0}
                 expected = {slot for slot, far in apart.items() if case.window is None or far < case.window}
@@ -141,43 +148,43 @@ def test_branching_is_what_the_tree_says():
 
 @pytest.mark.parametrize("name", TREES)
 def test_nodes_of_a_tree_by_kernels_see_what_they_may(name, monkeypatch):
-    monkeypatch.setattr(cuda, "BYTES", 100 * 64)  # so that many queries are done in parts
+    monkeypatch.setattr(limits, "QUERY_BYTES", 100 * 64)  # so that many queries are done in parts
     case, rows = TREES[name], len(TREES[name].root)
     torch.manual_seed(0)
-    block = Block(Shape(48, case.heads, case.shared, 16, 80)).to(DEVICE).requires_grad_(False)
+    blocks = Blocks([Block(LayerShape(48, case.heads, case.shared, 16, 80))]).to(DEVICE).requires_grad_(False)
     nodes, root = tree_nodes(case), torch.tensor(case.root, device=DEVICE)
-    rule = nodes.rule(root, case.window)
+    rule, placement = nodes.mask(case.window), nodes.placement(root, 701)
     caches = [filled(Case(case.heads, case.shared, 16, 0, case.root, capacity=700), torch.float32)]
     caches.append(copy.deepcopy(caches[0]))
-    x = torch.randn(rows, len(nodes.names), 48, device=DEVICE)
+    x = torch.randn(rows, len(nodes.nodes), 48, device=DEVICE)
     rotation = Rotation.of(root[:, None] + nodes.depth - 1, frequencies(16).to(DEVICE))
     out = []
-    for cache, mask in zip(caches, (rule.over(torch.arange(701, device=DEVICE))[:, None], rule), strict=True):
-        cache.place_on_device(rule.own)
-        out.append((block(x, rotation, mask, cache.layers[0]), *cache.buffers))
+    for cache, backend in zip(caches, (torch_ops, triton_ops), strict=True):
+        table = KernelTables.of(blocks, cache)
+        call = LayerCall(rotation, {FULL: rule}, placement, cache.layers, table)
+        assert backend.fits(blocks, x, call, 0, False)
+        out.append((backend.run(blocks, x, call, 0, False)[0], *cache.buffers))
     for mine, other in zip(*out, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_an_accepted_path_is_moved_in_one_launch(dtype, monkeypatch):
+def test_an_accepted_path_is_moved_in_one_launch(dtype):
     """All buffers, of different heads and widths, as by index; where nothing is to be moved, nothing is."""
     caches = [SlotCache(2, 4, 40) for _ in range(2)]
     torch.manual_seed(0)
     entry = torch.zeros(1, 3, 1, 16, dtype=dtype, device=DEVICE)
     for cache in caches:
-        for layer in cache.layers:
-            layer.lazy_initialization(entry, entry)
-        cache.make_features(2 * cuda.ENTRIES + 48, entry)
+        cache.allocate(3, 16, entry)
+        cache.make_features(2 * limits.MOVED + 48, entry)
     for buffers in zip(*(cache.buffers for cache in caches), strict=True):
         buffers[0].normal_()
         buffers[1].copy_(buffers[0])
     before = [buffer.clone() for buffer in caches[0].buffers]
     root, count = torch.tensor([1, 5, 20, 9], device=DEVICE), torch.tensor([3, 0, 2, 1], device=DEVICE)
     path = torch.tensor([[2, 5, 9], [0, 0, 0], [1, 4, 0], [4, 0, 0]], device=DEVICE)
-    for cache, fused in zip(caches, (False, True), strict=True):
-        monkeypatch.setattr(cuda, "follows", lambda buffers, fused=fused: fused)
-        cache.follow(root, path, count)
+    caches[0].compact(root, path, count)
+    ops.compact_cache(ops.Buffers.of(caches[1].buffers), root, path, count)
     for old, one, other in zip(before, *(cache.buffers for cache in caches), strict=True):
         assert torch.equal(one, other)
         for b, (first, kept) in enumerate(zip(root.tolist(), count.tolist(), strict=True)):
@@ -208,21 +215,21 @@ def test_what_a_head_reads_is_made_in_one_launch(tree):
     parent = torch.tensor([2, 2, 0], device=DEVICE) if tree else torch.arange(4, device=DEVICE)
     number = torch.tensor([3, 5, 6], device=DEVICE) if tree else parent
     tokens[1, 5 if tree else 2] = -1
-    made = cuda.enter(states, parent if tree else None, tokens, number if tree else None, embeddings, norms)
+    made = ops.head_inputs(states, tokens, embeddings, norms, ops.Taken(parent, number) if tree else None)
     read = [norms[0](states[:, parent]), norms[1](embeddings[tokens[:, number].clamp_min(0)])]
     torch.testing.assert_close(made, torch.cat(read, dim=-1))
 
 
 def test_angles():
     positions = torch.tensor([[0, 1], [70, 8191]], device=DEVICE)
-    ours = cuda.angles(positions, frequencies(16).to(DEVICE), 1.5, torch.float32)
+    ours = ops.rotary_angles(positions, frequencies(16).to(DEVICE), 1.5, torch.float32)
     for mine, other in zip(ours, Rotation.of(positions, frequencies(16).to(DEVICE), 1.5), strict=True):
         torch.testing.assert_close(mine, other)
 
 
 def head(target: HFModel) -> HeadModel:
     torch.manual_seed(5)
-    network = HeadNetwork(HeadConfig(Shape(32, 4, 2, 16, 48), 2, (0, 1), 10000.0, tiny.VOCABULARY // 2))
+    network = HeadNetwork(HeadConfig(LayerShape(32, 4, 2, 16, 48), 2, (0, 1), 10000.0, tiny.VOCABULARY // 2))
     network.tokens.copy_(torch.arange(0, tiny.VOCABULARY, 2))
     return HeadModel(target, network.eval().requires_grad_(False))
 
@@ -233,18 +240,21 @@ def test_texts_are_the_same_by_kernels(family, tree, monkeypatch):
     target = model("llama" if family == "head" else family, 0)
     draft = head(target) if family == "head" else model(family, 1)
     calls: list[bool] = []
-    attend = cuda.attend
+    attend = ops.decode_attention
     monkeypatch.setattr(packing, "STEP", 8)  # fewer programs to interpret
-    monkeypatch.setattr(cuda, "attend", lambda *arguments: (calls.append(True), attend(*arguments))[1])
-    monkeypatch.setattr(cuda, "fits", lambda blocks, tokens: False)
+    monkeypatch.setattr(ops, "decode_attention", lambda *arguments: (calls.append(True), attend(*arguments))[1])
+    monkeypatch.setattr(triton_ops, "supports", lambda blocks: False)
     theirs = texts(target, draft, tree)
     assert not calls
-    for name in ("fits", "follows"):
-        monkeypatch.setattr(cuda, name, lambda *asked: True)
+    monkeypatch.setattr(triton_ops, "supports", lambda blocks: True)
+    monkeypatch.setattr(tables, "movable", lambda buffers: True)
     assert texts(target, draft, tree) == theirs
     assert calls
 
 
-def test_what_fits():
-    assert not cuda.fits(model("llama", 0).network.cpu().blocks, 1)
-    assert cuda.fits(model("llama", 0).network.blocks, 1) == (DEVICE == "cuda")
+def test_what_is_supported():
+    assert not triton_ops.supports(model("llama", 0).network.cpu().blocks)
+    assert triton_ops.supports(model("llama", 0).network.blocks) == (DEVICE == "cuda")
+    blocks = model("llama", 0).network.blocks
+    assert triton_ops.takes(blocks, 64, torch.float32)
+    assert not triton_ops.takes(blocks, 65, torch.float32)

@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from draftproof.models.kv_cache import SlotCache
-from draftproof.models.llama.block import Block, Rotation, Shape, frequencies
-from draftproof.models.static.packing import Texts
+from draftproof.models.llama.backends import torch_ops, triton_ops
+from draftproof.models.llama.backends.tables import KernelTables
+from draftproof.models.llama.block import Block, Blocks, LayerShape
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import FULL, Packed
+from draftproof.models.llama.placement import PackedSlots
+from draftproof.models.llama.rotary import Rotation, frequencies
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -44,31 +49,32 @@ def test_whole_texts_by_a_kernel_are_the_layers(name):
     """What the layer says, and the keys and values that it leaves; other slots stay as they were."""
     case = CASES[name]
     torch.manual_seed(0)
-    block = Block(Shape(48, case.heads, case.shared, case.size, 80, bias=True)).to(DEVICE, case.dtype)
-    block.requires_grad_(False)
+    block = Block(LayerShape(48, case.heads, case.shared, case.size, 80, bias=True)).to(DEVICE, case.dtype)
+    blocks = Blocks([block.requires_grad_(False)])
     places = [(row, t) for row, length in enumerate(reversed(case.lengths)) for t in range(length)]
     rows, positions = torch.tensor(places, device=DEVICE).T
-    texts = Texts(positions[None] + case.first, rows, case.window)
+    placement = PackedSlots(rows, positions + case.first)
     x = torch.randn(1, len(rows), 48, dtype=case.dtype, device=DEVICE)
     rotation = Rotation.of(positions[None], frequencies(case.size).to(DEVICE)).to(case.dtype)
     theirs = SlotCache(1, len(case.lengths), max(case.lengths) + 3)
-    entry = torch.zeros(1, case.shared, 1, case.size, dtype=case.dtype, device=DEVICE)
-    theirs.layers[0].lazy_initialization(entry, entry)
+    theirs.allocate(case.shared, case.size, x)
     for buffer in theirs.buffers:
         buffer.normal_()
     ours, said = copy.deepcopy(theirs), []
-    for cache, mask in ((theirs, texts.among()[:, None]), (ours, texts)):
-        cache.place_texts(rows, texts.own[0])
-        said.append((block(x, rotation, mask, cache.layers[0]), *cache.buffers))
+    for cache, backend in ((theirs, torch_ops), (ours, triton_ops)):
+        mask = Packed(case.window)
+        call = LayerCall(rotation, {FULL: mask}, placement, cache.layers, KernelTables.of(blocks, cache))
+        assert backend.fits(blocks, x, call, 0, False)
+        said.append((backend.run(blocks, x, call, 0, False)[0], *cache.buffers))
     error = 1e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
     for other, mine in zip(*said, strict=True):
         torch.testing.assert_close(mine, other, atol=4 * error, rtol=error)
 
 
 def test_what_a_token_sees():
-    texts = Texts(torch.tensor([[1, 2, 3, 1, 2]]), torch.tensor([7, 7, 7, 4, 4]))
+    placement = PackedSlots(torch.tensor([7, 7, 7, 4, 4]), torch.tensor([1, 2, 3, 1, 2]))
     seen = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]
-    assert texts.among().int().tolist() == [seen]
+    assert Packed().visible(placement).int().tolist() == [seen]
     seen[2][0] = 0
-    assert texts._replace(window=2).among().int().tolist() == [seen]
-    assert texts._replace(own=texts.own - 1).among()[0].sum(1).tolist() == [1, 1, 2, 1, 1]
+    assert Packed(2).visible(placement).int().tolist() == [seen]
+    assert Packed().visible(placement._replace(slots=placement.slots - 1))[0].sum(1).tolist() == [1, 1, 2, 1, 1]

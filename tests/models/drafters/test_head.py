@@ -21,9 +21,11 @@ from draftproof.models.base import sessions
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.llama import head as headnet
-from draftproof.models.llama.block import Rotation, Shape
+from draftproof.models.llama.block import LayerShape
+from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.llama.int8 import quantise
+from draftproof.models.llama.masks import FULL
 from draftproof.models.llama.rebuild import pack, rebuild
 from draftproof.models.memo import Memo
 from draftproof.native import build
@@ -48,7 +50,7 @@ class Stored:
     def __init__(self):
         self.kept = []
 
-    def update(self, keys, values, /):
+    def update(self, keys, values, placement, /):
         self.kept.append((keys, values))
         return tuple(torch.cat(part, dim=2) for part in zip(*self.kept, strict=True))
 
@@ -62,10 +64,11 @@ def alone(model, text, path=()):
     words, first, stores = list(text[1:]), 0, [Stored() for _ in net.blocks]
     for token in (*path, None):
         count = first + states.shape[1]
-        rotation = Rotation.of(torch.arange(first, count)[None], net.frequencies)
+        rotation = net.rotary.at(torch.arange(first, count)[None])
         mask = torch.ones(count, count).tril().bool()[None, None, first:]
         embedded = whole.get_input_embeddings()(torch.tensor([words]))
-        made = net(states, embedded, rotation, mask, stores, known=first == 0)
+        call = LayerCall(rotation, {FULL: mask}, cache=stores)
+        made = net(net.inputs(states, embedded), call, known=first == 0)
         states, words, first = made[:, -1:], [token], count
     rows = whole.get_output_embeddings().weight[net.tokens]
     logits = torch.full((model.vocabulary,), -torch.inf)
@@ -376,7 +379,7 @@ def test_a_foreign_head_is_refused(tmp_path):
         drafter(str(tmp_path), tiny.model("llama", 1))
     with pytest.raises(DraftproofError, match="a larger model than 'tiny-llama'"):
         HeadModel(tiny.model(), network(taps=(1, 7)))
-    wide = HeadNetwork(HeadConfig(Shape(64, 8, 8, 8, 64), 1, (1, 2), 10000.0, 20))
+    wide = HeadNetwork(HeadConfig(LayerShape(64, 8, 8, 8, 64), 1, (1, 2), 10000.0, 20))
     with pytest.raises(DraftproofError, match="width 64 but 'tiny-llama' has 32"):
         HeadModel(tiny.model(), wide)
     with pytest.raises(DraftproofError, match="drafts for 'tiny-llama': open it with the target"):

@@ -1,4 +1,4 @@
-"""The lean network is the transformers network, called as that is."""
+"""The rebuilt network is the transformers network, called as that is."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from draftproof import native
 from draftproof.draft import Tree
 from draftproof.models.hf import HFModel
 from draftproof.models.kv_cache import SlotCache
-from draftproof.models.llama.block import Block, Rotation, Shape, frequencies
-from draftproof.models.llama.rebuild import Lean, pack, rebuild
+from draftproof.models.llama.backends import native_ops, torch_ops
+from draftproof.models.llama.block import Block, LayerShape
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import FULL
+from draftproof.models.llama.placement import Slots, placed
+from draftproof.models.llama.rebuild import FusedLlama, pack, rebuild
+from draftproof.models.llama.rotary import Rotation, frequencies
 from draftproof.native import build
 from tests.support import tiny
 
@@ -56,7 +61,7 @@ def test_it_says_what_transformers_says(name):
         theirs = network(ids, output_hidden_states=True)
         lean = rebuild(network)
         ours = lean(ids, output_hidden_states=True)
-        assert isinstance(lean, Lean)
+        assert isinstance(lean, FusedLlama)
         torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-5, rtol=1e-5)
         for mine, other in zip(ours.hidden_states, theirs.hidden_states, strict=True):
             torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
@@ -78,7 +83,7 @@ def test_sessions_do_not_notice(monkeypatch, name, way):
     ours = rebuild(copy.deepcopy(network))
     if way == "packed":
         pack(ours)
-        assert (ours.blocks.laid_out is not None) == bool(build.compiled() and build.compiled().has_floats())
+        assert (ours.blocks.stack is not None) == bool(build.compiled() and build.compiled().has_floats())
     for one in (HFModel(network), HFModel(ours)):
         session, numbers = one.session(2, 60), np.random.default_rng(3)
         session.join(0, [7, 8, 9, 10])
@@ -141,7 +146,8 @@ def test_attention_in_c_is_attention(size):
     if build.compiled() is None:
         return
     torch.manual_seed(4)
-    block = Block(Shape(width=48, heads=6, shared=2, size=size, inner=32)).requires_grad_(False)
+    shape = LayerShape(width=48, heads=6, shared=2, size=size, inner=32)
+    block = Block(shape).requires_grad_(False)
     caches = SlotCache(1, 2, 600), SlotCache(1, 2, 600)
     x = torch.randn(2, 5, 48)
     rotation = Rotation.of(torch.tensor([[400, 401, 402, 403, 404], [7, 8, 9, 9, 10]]), frequencies(size))
@@ -150,13 +156,15 @@ def test_attention_in_c_is_attention(size):
     slots = np.array([[401, 402, 403, 404, 405], [8, 9, 10, 11, 500]])
     for cache in caches:
         layer, filled = cache.layers[0], torch.Generator().manual_seed(0)
-        layer.lazy_initialization(torch.zeros(2, 2, 1, size), torch.zeros(2, 2, 1, size))
+        cache.allocate(2, size, torch.zeros(0))
         for buffer in (layer.keys, layer.values):
             buffer.normal_(generator=filled)
-        cache.place(slots, torch.device("cpu"))
-    joint = block.qkv(x)
-    theirs = block._attend(joint.clone(), rotation, mask, caches[0].layers[0])
-    ours = native.attend(joint, rotation, caches[1].layers[0], 6, mask)
+    placement, qkv = placed(slots, torch.device("cpu")), block.qkv(x)
+    q, k, v = block.split(qkv.clone(), rotation)
+    theirs = torch_ops.attend(q, k, v, mask, caches[0].layers[0], placement)
+    call, layer = LayerCall(rotation, {FULL: mask}, placement, caches[1].layers), caches[1].layers[0]
+    assert native_ops.takes(call, x, shape)
+    ours = native.attend(qkv, native_ops.describe(call, x, shape, 0), (layer.keys, layer.values), mask)
     torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
     for one, other in zip(caches[0].buffers, caches[1].buffers, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)
@@ -167,7 +175,7 @@ def test_in_c_a_row_alone_and_in_company_is_the_same_bit_for_bit():
         return
     torch.manual_seed(5)
     linear, norm, x = torch.nn.Linear(96, 70), torch.nn.RMSNorm(96, 1e-5), torch.randn(33, 96)
-    layer = native.lay_out_floats(linear.weight.detach(), linear.bias.detach())
+    layer = native.lay_out_float32(linear.weight.detach(), linear.bias.detach())
     together = native.linear(x, layer)
     torch.testing.assert_close(together, linear(x), atol=1e-5, rtol=1e-5)
     normed = native.norm(x[None], norm.weight, 1e-5)[0]
@@ -221,11 +229,10 @@ def test_it_compiles_as_one_graph():
     ids, positions = torch.randint(0, 250, (2, 3)), torch.tensor([[4, 5, 6], [1, 2, 3]])
     said = []
     for run in (lean, compiled):
-        cache = SlotCache(2, 2, 9)
-        cache.place_on_device(positions + 1)
+        view = SlotCache(2, 2, 9).at(Slots(positions + 1, 10))
         settings = {"position_ids": positions, "attention_mask": torch.zeros(2, 1, 3, 10, dtype=torch.bfloat16)}
         with torch.no_grad():
-            said.append(run(ids, past_key_values=cache, logits_to_keep=3, output_hidden_states=True, **settings))
+            said.append(run(ids, past_key_values=view, logits_to_keep=3, output_hidden_states=True, **settings))
     torch.testing.assert_close(said[1].logits, said[0].logits)
 
 

@@ -24,7 +24,7 @@ from draftproof.kernels.types import Fault, unsupported
 from draftproof.models.base import Model
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
-from draftproof.models.llama.cuda import TOKENS
+from draftproof.models.llama.masks import TREE_NODES
 from draftproof.sampling import Context, Sampling
 
 LOST = "the model returned non-finite scores, or no token is allowed: check its weights"
@@ -64,7 +64,7 @@ def _tree_fits(models: Sequence[Model], rule: str, tree: Tree) -> bool:
     return (
         rule == "traversal"
         and len(models) > 1
-        and tree.size <= TOKENS
+        and tree.size <= TREE_NODES
         and all(window is None or window > tree.depth[-1] for window in windows)
     )
 

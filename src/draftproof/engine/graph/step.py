@@ -25,7 +25,7 @@ from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.packing import packs
 from draftproof.models.static.session import StaticSession
-from draftproof.models.static.tree_calls import Calls
+from draftproof.models.static.tree_calls import TreeCalls
 
 # of chains, on which traversal is block verification; it alone takes trees
 RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK, "traversal": Rule.BLOCK}
@@ -128,7 +128,7 @@ class DeviceStep:
         self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._levels = torch.arange(1, largest.size, device=device)
         self._controls: Controls | None = None
-        self._calls: dict[Tree, Calls] = {}
+        self._calls: dict[Tree, TreeCalls] = {}
         self._recorded: dict[Tree, tuple[Any, DeviceResult]] = {}
         how = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
         self.readers = [PromptReader(session, how) for session in self.sessions]
@@ -159,9 +159,7 @@ class DeviceStep:
     def run(self, tree: Tree) -> DeviceResult:
         """Start a step with this tree; on a GPU the next step writes into the same result."""
         if not tree.is_chain and tree not in self._calls:
-            self._calls[tree] = Calls.of(
-                tree, self.device
-            )  # outside of the capture, which allows no copies to the device
+            self._calls[tree] = TreeCalls.of(tree, self.device)  # here, as no recording may bring numbers to the device
         if self.device.type != "cuda":
             with torch.no_grad():
                 return self._body(tree)
@@ -243,9 +241,9 @@ class DeviceStep:
                     rows.append(drafter.start(state.text, state.base)[:, None])
                 else:
                     rows.append(drafter.branch(tokens, state.base, call))
-            column = slice(call.first, call.first + len(call.names))
+            column = slice(call.first, call.first + len(call.nodes))
             some = None if kept is None else kept.at(column)
-            kernels.guess(rows[-1], call.names, tree, tokens, controls, names, summary=some)
+            kernels.guess(rows[-1], call.nodes, tree, tokens, controls, names, summary=some)
         calls = self._calls[tree]
         drafted = torch.where(calls.target.depth[1:] <= self._room(), tokens[:, 1:], -1)
         return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule))

@@ -1,1 +1,1 @@
-"""Layers of the Llama family in few launches."""
+"""Triton kernels for layers of the Llama family."""

@@ -1,50 +1,52 @@
 # mypy: ignore-errors
-# ruff: noqa: RUF005 (the language knows no other way to lengthen a tuple)
-"""Products of few rows in a small network: by plain arithmetic, every warp has its own column.
+# ruff: noqa: RUF005 (Triton has no other way to lengthen a tuple)
+"""Products of one or two rows in the megakernel: plain arithmetic, with a column of the result for every warp.
 
-Nothing is exchanged between warps, the weights are on their way before the rows are there, and these are told in words.
+Warps exchange nothing, weights are loaded before the rows have arrived, and rows arrive by mailbox.
 """
 
 import triton
 import triton.language as tl
 
-from draftproof.kernels.llama.gemm import columns, gated, keep, need, turn
-from draftproof.kernels.llama.mailbox import look, missing, tell, told
+from draftproof.kernels.llama.gemm import gated, load_operands, rotate_pairs, store_entries, tile_columns
+from draftproof.kernels.llama.mailbox import missing, peek, post, unpack
 
 
 @triton.jit
-def few(
-    words, weight, norm, to, N: tl.constexpr, K: tl.constexpr, END: tl.constexpr,
-    H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
+def gemv(
+    inbox, weight, norm, to, N: tl.constexpr, K: tl.constexpr, EPILOGUE: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, M: tl.constexpr, PROGRAMS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Rows [M, K], told in `words`, times weight [.., K], BN of N columns or pairs at a time: no two warps share one.
+    """Rows [M, K] from a mailbox times weight [.., K], BN of N columns or pairs at a time: no two warps share one.
 
-    norm   None, or of the rows: gain [K], eps
-    END    what becomes of the result, as for many rows, but that it is told:
-           "turn"  (cos, sin, own), (words [M, (H + 2 * SHARED) * D], keys, values, bias, room, tokens of a row)
-           "add"   what this program told before, to which columns are added: words [M, N], (words [M, N],)
-           "gate"  (), (words [M, N],)
+    norm      None, or the norm of the rows: gain [K], eps
+    EPILOGUE  what becomes of the result, as in gemm.py, except that it goes to a mailbox:
+              "rotate"    (cos, sin, slots), (mailbox [M, (H + 2 * KV_HEADS) * D], keys, values, bias, capacity,
+                          tokens of a row)
+              "residual"  mailbox [M, N] of what this program posted before, to which columns are added,
+                          (mailbox [M, N],)
+              "gate"      (), (mailbox [M, N],)
     """
     tiles: tl.constexpr = (N + BN - 1) // BN
     S: tl.constexpr = (K + BK - 1) // BK
-    PAIRS: tl.constexpr = END != "add"
-    APART: tl.constexpr = D // 2 if END == "turn" else N
+    PAIRS: tl.constexpr = EPILOGUE != "residual"
+    APART: tl.constexpr = D // 2 if EPILOGUE == "rotate" else N
     unit = tl.program_id(0)
-    if END == "add":
-        tl.debug_barrier()  # what other threads of this program have told is there for `needed`
+    if EPILOGUE == "residual":
+        tl.debug_barrier()  # `row_operands` reads what other threads of this program have posted
     if unit < tiles:
-        j, n = columns(unit, N, D, BN, END)
-        w = pieces(weight + n[:, None] * K, (j < N)[:, None], K, BK)
-        v = pieces(weight + (n + APART)[:, None] * K, ((j < N) & PAIRS)[:, None], K, BK)
+        j, n = tile_columns(unit, N, D, BN, EPILOGUE)
+        w = load_row(weight + n[:, None] * K, (j < N)[:, None], K, BK)
+        v = load_row(weight + (n + APART)[:, None] * K, ((j < N) & PAIRS)[:, None], K, BK)
         zero = 0 * n[:, None]
         if norm is not None:
-            gain = pieces(norm[0] + zero, zero == 0, K, BK)
-        needs = needed(to[0], n, j < N, N, END, H, SHARED, D, M, TYPE)
-        heard = hear(words, M, K, BK)
+            gain = load_row(norm[0] + zero, zero == 0, K, BK)
+        operands = row_operands(to[0], n, j < N, N, EPILOGUE, H, KV_HEADS, D, M, TYPE)
+        words = receive(inbox, M, K, BK)
         rows, roots = (), ()
         for i in tl.static_range(M * S):
-            rows = rows + (tl.broadcast_to(told(heard[i], TYPE)[None, :], (BN, BK)),)
+            rows = rows + (tl.broadcast_to(unpack(words[i], TYPE)[None, :], (BN, BK)),)
         if norm is not None:
             normed = ()
             for m in tl.static_range(M):
@@ -56,11 +58,11 @@ def few(
                 roots = roots + (tl.rsqrt(tl.sum(squares, 1) / K + norm[1]),)
             rows = normed
         while unit < tiles:
-            j, n = columns(unit, N, D, BN, END)
-            following, then = columns(unit + PROGRAMS, N, D, BN, END)
-            next_w = pieces(weight + then[:, None] * K, (following < N)[:, None], K, BK)
-            next_v = pieces(weight + (then + APART)[:, None] * K, ((following < N) & PAIRS)[:, None], K, BK)
-            next_needs = needed(to[0], then, following < N, N, END, H, SHARED, D, M, TYPE)
+            j, n = tile_columns(unit, N, D, BN, EPILOGUE)
+            next_j, next_n = tile_columns(unit + PROGRAMS, N, D, BN, EPILOGUE)
+            next_w = load_row(weight + next_n[:, None] * K, (next_j < N)[:, None], K, BK)
+            next_v = load_row(weight + (next_n + APART)[:, None] * K, ((next_j < N) & PAIRS)[:, None], K, BK)
+            next_operands = row_operands(to[0], next_n, next_j < N, N, EPILOGUE, H, KV_HEADS, D, M, TYPE)
             for m in tl.static_range(M):
                 one, two = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BK), tl.float32)
                 for s in tl.static_range(S):
@@ -70,71 +72,73 @@ def few(
                 one, two = tl.sum(one, 1), tl.sum(two, 1)
                 if norm is not None:
                     one, two = one * roots[m], two * roots[m]
-                say(one, two, to[1], needs[m], m, n, j < N, unit, N, END, H, SHARED, D, BIASED, BN, TYPE)
-            w, v, needs = next_w, next_v, next_needs
+                post_columns(
+                    one, two, to[1], operands[m], m, n, j < N, unit, N, EPILOGUE, H, KV_HEADS, D, BIASED, BN, TYPE
+                )
+            w, v, operands = next_w, next_v, next_operands
             unit += PROGRAMS
 
 
 @triton.jit
-def pieces(at, inside, K: tl.constexpr, BK: tl.constexpr):
-    """Rows of K values from `at` [BN, 1] on, as [BN, BK] each."""
-    made = ()
+def load_row(at, inside, K: tl.constexpr, BK: tl.constexpr):
+    """Rows of K values from `at` [BN, 1] on, in pieces [BN, BK]."""
+    pieces = ()
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)[None, :]
-        made = made + (tl.load(at + k, mask=inside & (k < K), other=0.0),)
-    return made
+        pieces = pieces + (tl.load(at + k, mask=inside & (k < K), other=0.0),)
+    return pieces
 
 
 @triton.jit
-def needed(
-    given, n, there, N, END: tl.constexpr, H: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
-    TYPE: tl.constexpr,
+def row_operands(
+    given, n, mask, N, EPILOGUE: tl.constexpr, H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """What `say` reads of each row."""
+    """Load what the epilogue reads, for each row."""
     read = ()
     for m in tl.static_range(M):
-        if END == "add":
-            read = read + (told(look(given + m * N + n, there), TYPE).to(tl.float32),)
+        if EPILOGUE == "residual":
+            read = read + (unpack(peek(given + m * N + n, mask), TYPE).to(tl.float32),)
         else:
-            read = read + (need(given, m + 0 * n, n, there, N, END, H, SHARED, D),)
+            read = read + (load_operands(given, m + 0 * n, n, mask, N, EPILOGUE, H, KV_HEADS, D),)
     return read
 
 
 @triton.jit
-def hear(words, M: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
-    """Words of rows [M, K], in pieces [BK], when all are there."""
-    found, lacks = glance(words, M, K, BK)
+def receive(inbox, M: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    """Spin until all words of rows [M, K] are ready; the words, in pieces [BK]."""
+    words, lacks = peek_rows(inbox, M, K, BK)
     while lacks > 0:
-        found, lacks = glance(words, M, K, BK)
-    return found
+        words, lacks = peek_rows(inbox, M, K, BK)
+    return words
 
 
 @triton.jit
-def glance(words, M: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+def peek_rows(inbox, M: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
     """Words of rows [M, K] as they are now, in pieces [BK], and whether any is missing."""
-    found, every = (), tl.full((BK,), 1, words.dtype.element_ty)
+    words, every = (), tl.full((BK,), 1, inbox.dtype.element_ty)
     for m in tl.static_range(M):
         for start in tl.static_range(0, K, BK):
             k = start + tl.arange(0, BK)
-            word = look(words + m * K + k, k < K)
-            found, every = found + (word,), every & word
-    return found, missing(every)
+            word = peek(inbox + m * K + k, k < K)
+            words, every = words + (word,), every & word
+    return words, missing(every)
 
 
 @triton.jit
-def say(
-    one, two, to, read, m, n, there, tile, N, END: tl.constexpr, H: tl.constexpr, SHARED: tl.constexpr,
+def post_columns(
+    one, two, to, read, m, n, mask, tile, N, EPILOGUE: tl.constexpr, H: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, BIASED: tl.constexpr, BN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Columns n [BN] of row m."""
-    if END == "turn":
-        words, keys, values, bias, room, tokens = to
-        one, two = turn(one, two, read, bias, n, there, D, BIASED)
-        at = words + m * ((H + 2 * SHARED) * D) + n
-        tell(at, one, there, TYPE)
-        tell(at + D // 2, two, there, TYPE)
-        keep(one, two, keys, values, read[2], m + 0 * n, n, there, tile, room, tokens, H, SHARED, D, BN)
-    if END == "gate":
-        tell(to[0] + m * N + n, gated(one, two), there, TYPE)
-    if END == "add":
-        tell(to[0] + m * N + n, one + read, there, TYPE)
+    """Apply the epilogue to columns n [BN] of row m, and post them."""
+    if EPILOGUE == "rotate":
+        outbox, keys, values, bias, capacity, tokens = to
+        one, two = rotate_pairs(one, two, read, bias, n, mask, D, BIASED)
+        at = outbox + m * ((H + 2 * KV_HEADS) * D) + n
+        post(at, one, mask, TYPE)
+        post(at + D // 2, two, mask, TYPE)
+        store_entries(one, two, keys, values, read[2], m + 0 * n, n, mask, tile, capacity, tokens, H, KV_HEADS, D, BN)
+    if EPILOGUE == "gate":
+        post(to[0] + m * N + n, gated(one, two), mask, TYPE)
+    if EPILOGUE == "residual":
+        post(to[0] + m * N + n, one + read, mask, TYPE)

@@ -1,9 +1,9 @@
 """The trained head as drafter (EAGLE, Li et al. 2401.15077): it reads the hidden states in the target's own session.
 
 Entry t of the head lives in slot t + 1 of its cache, as token t does in the target's, so both use the same numbers.
-An entry made from the target's states stays; entries of guesses, made from the head's own states, are forgotten when
-the step is committed, and made anew from true states once the target has read them. Entry -1, which the guess after a
-text of one token needs, has no state to read: it gets zeros, and slot 0, which no other entry sees.
+An entry computed from the target's states stays; entries of draft tokens, computed from the head's own states, are
+forgotten when the step is committed, and computed anew once the target has read those tokens. Entry -1, which drafting
+after a text of one token needs, has no state to read: it gets zeros, and slot 0, which no other entry sees.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from draftproof import native
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.base import ModelFacts, innermost
-from draftproof.models.hf import HFModel, HFSession, additive, ancestry
+from draftproof.models.hf import HFModel, HFSession, ancestry
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import head as headnet
-from draftproof.models.llama.block import Mask, Rotation
+from draftproof.models.llama.backends import native_head
+from draftproof.models.llama.backends.linear import PackedLinear
+from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
-from draftproof.models.llama.int8 import Int8Linear, in_integers
-from draftproof.models.llama.rebuild import Packed, pack
+from draftproof.models.llama.int8 import Int8Linear, quantise_linears
+from draftproof.models.llama.masks import FULL, additive
+from draftproof.models.llama.placement import Placement, Range, placed
+from draftproof.models.llama.rebuild import pack
+from draftproof.models.llama.rotary import Rotation
 from draftproof.models.memo import Memo
 
 SHIPPED = Path(__file__).resolve().parents[2] / "weights" / "smollm2-head"
@@ -58,10 +62,10 @@ class HeadModel:
         like = whole.get_output_embeddings()  # the head computes as the target does
         if isinstance(like, Int8Linear):
             self.norm, self.output = nn.Identity(), Int8Linear(output, norm=self.network.norm_out)
-            self.network = in_integers(self.network, {})
-        elif isinstance(like, Packed):
-            self.network, self.output = pack(self.network), Packed(output)
-        self.in_c = native.guesser(self.network, self.embed.weight, self.output, self.norm)
+            self.network = quantise_linears(self.network, {})
+        elif isinstance(like, PackedLinear):
+            self.network, self.output = pack(self.network), PackedLinear(output)
+        self.in_c = native_head.open_head(self.network, self.embed.weight, self.output, self.norm)
 
     def session(self, rows: int, capacity: int) -> HeadSession:
         raise DraftproofError("a head reads its target's session: open both with draftproof.models.base.sessions")
@@ -82,28 +86,26 @@ class HeadModel:
         return ModelFacts(layer + len(self.network.tokens) * shape.width, trained=True, device=device)
 
     @torch.no_grad()
-    def run(
-        self, states: torch.Tensor, ids: torch.Tensor, rotation: Rotation, mask: Mask, cache: SlotCache, known: bool
-    ) -> torch.Tensor:
+    def run(self, states: torch.Tensor, ids: torch.Tensor, call: LayerCall, known: bool) -> torch.Tensor:
         """States [B, T, width] and the tokens [B, T] after them -> the head's own states after those tokens."""
-        made: torch.Tensor = self.network(states, self.embed(ids), rotation, mask, cache.layers, known)
-        return made
+        output: torch.Tensor = self.network(self.network.inputs(states, self.embed(ids)), call, known)
+        return output
 
     @torch.no_grad()
     def scores(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., D] logits of the tokens it can guess."""
-        said: torch.Tensor = self.output(self.norm(states))
-        return said
+        """[..., D] logits of the tokens it can draft."""
+        logits: torch.Tensor = self.output(self.norm(states))
+        return logits
 
     def angles(self, capacity: int) -> Rotation:
-        """Rotations of positions 0 to `capacity`, a row each, to be looked up."""
+        """Cosine and sine of positions 0 to `capacity`, a row each, to be looked up."""
         places = torch.arange(capacity + 1, device=self.embed.weight.device)[None]
-        table = Rotation.of(places, self.network.frequencies.to(places.device))
-        return Rotation(*(part[0, 0].to(self.embed.weight.dtype) for part in table))
+        table = self.network.rotary.at(places).rotation(self.embed.weight.dtype)
+        return Rotation(*(part[0, 0] for part in table))
 
 
 class HeadSession:
-    """Rows of guesses beside the rows of the target's session. Of row b, `known[b]` entries have seen true states."""
+    """Drafts beside the rows of the target's session. Of row b, `known[b]` entries were computed from its states."""
 
     speaks: Literal["logits", "law"] = "logits"
 
@@ -134,7 +136,7 @@ class HeadSession:
         return self.model.draft_tokens
 
     def extend_reduced(self, tree: Tree, tokens: Array, nodes: range) -> torch.Tensor:
-        """The same for the tokens it can guess alone, [B, len(nodes), D]."""
+        """The same for the tokens it can draft alone, [B, len(nodes), D]."""
         tokens = np.asarray(tokens)
         for level in tree.levels:
             part = range(max(level.start, nodes.start), min(level.stop, nodes.stop))
@@ -143,17 +145,18 @@ class HeadSession:
         return self.model.scores(self.states[:, nodes.start :])
 
     def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Draft tokens after the only text here, one for each u, in one call of C: places among `draft_tokens` [L], and
-        the laws [L + 1, D] that they were drawn from, a zero row after them; None where that cannot be done."""
-        if self.model.in_c is None or not 2 <= len(self.texts[0]) <= min(self.cache.capacity, native.LONGEST) - len(u):
+        """Draft a token for each u after the only text, in one C call: indices among `draft_tokens` [L], and the laws
+        [L + 1, D] they were drawn from, a zero row after them; None where that cannot be done."""
+        longest = min(self.cache.capacity, native_head.LONGEST)
+        if self.model.in_c is None or not 2 <= len(self.texts[0]) <= longest - len(u):
             return None
         self._first(1)
-        entry = int(self.known[0])
-        store = self.cache.layers[-1]
-        return native.guess(self.model.in_c, self.states, self.angles, entry, store, temperature, u)
+        entry, layer = int(self.known[0]), self.cache.layers[-1]
+        entries = (layer.keys, layer.values)
+        return native_head.guess(self.model.in_c, self.states, self.angles, entry, entries, temperature, u)
 
     def widen(self, q: Array) -> torch.Tensor:
-        """A law over the tokens it can guess as one over all."""
+        """A law over the tokens it can draft as one over all."""
         return self._spread(torch.as_tensor(q), 0.0)
 
     def _spread(self, some: torch.Tensor, rest: float) -> torch.Tensor:
@@ -165,7 +168,7 @@ class HeadSession:
             self.texts[b] += [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
 
     def _first(self, rows: int) -> None:
-        """Entries that the cache has not, the one of node 0 last."""
+        """Compute the entries that the cache lacks, the one of node 0 last."""
         self.target.read(rows)
         last = np.array([len(text) - 2 for text in self.texts[:rows]])  # node 0's entry
         start = np.minimum(self.known[:rows], last)
@@ -181,22 +184,21 @@ class HeadSession:
         seen = torch.arange(int(last.max()) + 2, device=slots.device)
         mask = (seen <= slots[..., None]) & ((seen > 0) | (slots[..., None] == 0))
         features = self._features()[torch.arange(rows, device=slots.device)[:, None], slots]
-        self.cache.place(entries + 1, slots.device)
         states = self._fuse(features * (slots > 0)[..., None])
-        self.states = self._run(states, ids, entries, mask, known=True)[:, -1:]
+        call = self._call(entries, mask, placed(entries + 1, slots.device))
+        self.states = self._run(states, ids, call, known=True)[:, -1:]
 
     def _first_alone(self, start: int, last: int) -> torch.Tensor:
         """One row: slots are ranges, nothing is padded."""
-        count = last + 1 - start
-        self.cache.place_range(start + 1, count, begin=1)
-        device = self.angles.cos.device
+        count, device = last + 1 - start, self.angles.cos.device
         mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
         ids = np.array([self.texts[0][start + 1 :]])
-        features = self._fuse(self._features()[:1, start + 1 : last + 2])
-        return self._run(features, ids, np.arange(start, last + 1)[None], mask, known=True)
+        states = self._fuse(self._features()[:1, start + 1 : last + 2])
+        call = self._call(np.arange(start, last + 1)[None], mask, Range(start + 1, last + 2, begin=1))
+        return self._run(states, ids, call, known=True)
 
     def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
-        """Guessed nodes of one level, from the head's own states after their parents."""
+        """Entries of the draft tokens of one level, from the head's own states after their parents."""
         base = self.known[: len(tokens), None]  # node 0's slot
         drawn = tokens[:, nodes.start : nodes.stop]
         entries = np.repeat(base - 1 + tree.depth[nodes.start], len(nodes), axis=1)
@@ -205,39 +207,41 @@ class HeadSession:
         parents = self.states[:, above : above + 1] if alone else self.states[:, [tree.parent[node] for node in nodes]]
         seen_from = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
         mask: np.ndarray | None = None
+        placement: Placement
         if len(tokens) == 1 and base[0, 0] > 0:
             first = int(base[0, 0])
-            self.cache.place_range(first + nodes.start, len(nodes), begin=1)
+            placement = Range(first + nodes.start, first + nodes.stop, begin=1)
             if not seen_from.all():
                 mask = np.pad(seen_from, ((0, 0), (first - 1, 0)), constant_values=True)[None]
         else:
             slots = base + np.arange(nodes.start, nodes.stop)
-            self.cache.place(slots, parents.device)
+            placement = placed(slots, parents.device)
             mask = np.repeat((np.arange(slots.max() + 1) <= base)[:, None], len(nodes), axis=1)
             for b, first in enumerate(base[:, 0]):
                 mask[b, :, first : first + nodes.stop] = seen_from
             mask[:, :, 0] = False
         seen = None if mask is None else torch.as_tensor(mask, device=parents.device)
-        made = self._run(parents, np.maximum(drawn, 0), entries, seen, known=False)
-        self.states = torch.cat([self.states, made], dim=1)
+        states = self._run(parents, np.maximum(drawn, 0), self._call(entries, seen, placement), known=False)
+        self.states = torch.cat([self.states, states], dim=1)
 
-    def _run(
-        self, states: torch.Tensor, ids: np.ndarray, entries: np.ndarray, mask: torch.Tensor | None, known: bool
-    ) -> torch.Tensor:
-        """Own states [B, T, width] after tokens [B, T]; mask [B, T, S]; known: states are the target's."""
+    def _call(self, entries: np.ndarray, mask: torch.Tensor | None, placement: Placement) -> LayerCall:
+        """The call of entries [B, T], which are also their positions; mask [B, T, S]."""
         first, last = int(entries[0, 0]), int(entries[0, -1])
         if len(entries) == 1 and last - first == entries.shape[1] - 1 and first >= 0:  # a range, so nothing is copied
             rotation = Rotation(*(part[first : last + 1][None, None] for part in self.angles))
         else:
-            places = torch.as_tensor(entries, device=states.device).clamp_min(0)
+            places = torch.as_tensor(entries, device=self.angles.cos.device).clamp_min(0)
             rotation = Rotation(*(part[places][:, None] for part in self.angles))
-        words = torch.as_tensor(ids, device=states.device)
-        bias = None if mask is None else additive(mask, states.dtype)
-        return self.model.run(states, words, rotation, bias, self.cache, known)
+        bias = None if mask is None else additive(mask, self.angles.cos.dtype)
+        return LayerCall(rotation, {FULL: bias}, placement, self.cache.layers)
+
+    def _run(self, states: torch.Tensor, ids: np.ndarray, call: LayerCall, known: bool) -> torch.Tensor:
+        """Own states [B, T, width] after tokens [B, T]; known: `states` are the target's."""
+        return self.model.run(states, torch.as_tensor(ids, device=states.device), call, known)
 
     def _features(self) -> torch.Tensor:
         features = self.target.cache.features
-        assert features is not None  # made for the head's taps
+        assert features is not None  # allocated for the head's taps
         return features[:, 0]
 
     @torch.no_grad()
@@ -268,7 +272,7 @@ def find(name: str, target: Any) -> HeadModel:
         target = target.model
     if not isinstance(target, HFModel):
         raise DraftproofError(f"a head reads hidden states and {target.name!r} has none: choose --draft ngram")
-    if name not in target.heads:  # to lay one out takes a moment, and it serves every text of its target
+    if name not in target.heads:  # laying one out takes a moment, and it serves every text of its target
         folder = SHIPPED if name == "head" else Path(name).expanduser()
         check(target, headnet.describe(folder))  # before the weights are read
         target.heads[name] = HeadModel(target, headnet.load(folder), name)

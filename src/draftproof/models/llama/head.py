@@ -1,16 +1,14 @@
-"""The trained head (EAGLE, Li et al. 2401.15077 and 2503.01840): a layer that continues the target's own thoughts.
+"""EAGLE-style head (Li et al. 2401.15077 and 2503.01840): decoder layers over the target's hidden states.
 
-Entry t reads what the target knew at token t (its hidden states of a few layers, fused into one) and the embedding of
-token t + 1, and predicts token t + 2. For guessed tokens, which the target has not read yet, the head's own output
-stands in for the target's state. It guesses among frequent tokens only: the rows of the target's output matrix that
-belong to them are its own output matrix. Of its layers only the last sees every entry: those before it read what the
-target has read, once a step and not once a guess.
+Entry t reads the target's hidden states at token t (those of a few layers, fused into one) and the embedding of token
+t + 1, and predicts token t + 2. For draft tokens, which the target has not read yet, the head's own output stands in
+for the target's state. It drafts frequent tokens only: its output matrix is the rows of the target's that belong to
+them. Only its last layer runs for every draft token: the layers before it read what the target has read, once a step.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof import native
 from draftproof.errors import DraftproofError
 from draftproof.models.files.int8_file import restore, shrink
-from draftproof.models.llama.block import Block, Blocks, Mask, Rotation, Shape, Store, frequencies, normed
+from draftproof.models.llama.backends import native_ops
+from draftproof.models.llama.block import Block, Blocks, LayerShape
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.rotary import Rotary, frequencies
 
 KIND = "draftproof-head"
 
@@ -30,18 +30,18 @@ KIND = "draftproof-head"
 class HeadConfig(NamedTuple):
     """Sizes of a head."""
 
-    shape: Shape
+    shape: LayerShape
     layers: int
     taps: tuple[int, ...]  # which of transformers' `hidden_states` it reads; the last of those is after the final norm
     theta: float  # of rotary positions
-    draft_tokens: int  # D
+    draft_tokens: int  # D, the tokens it can draft
     origin: tuple[float, ...] = ()  # `fingerprint` of the target's output matrix
 
 
 class HeadNetwork(nn.Module):
-    """Fuse, read, guess; embeddings and output rows are the target's and are passed in."""
+    """The layers of a head; embeddings and output rows are the target's and are passed in."""
 
-    tokens: torch.Tensor  # [D] ids of the tokens it can guess, ascending
+    tokens: torch.Tensor  # [D] ids of the tokens it can draft, ascending
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -55,41 +55,25 @@ class HeadNetwork(nn.Module):
         self.blocks = Blocks(Block(config.shape) for _ in range(config.layers))
         self.norm_out = nn.RMSNorm(width, eps)
         self.register_buffer("tokens", torch.zeros(config.draft_tokens, dtype=torch.int64))
-        # no buffer: a network in bfloat16 still needs its angles in float32
-        self.frequencies = frequencies(config.shape.size, config.theta)
+        self.rotary = Rotary(frequencies(config.shape.size, config.theta))
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's hidden states [B, T, taps * width], tap after tap, as states of the head [B, T, width]."""
         taps, width = self.tap_scale.shape
-        each, eps = features.reshape(*features.shape[:-1], taps, width), self.config.shape.eps
-        few = native.fits(each)
-        each = native.norm(each, each.new_ones(width), eps) if few else F.rms_norm(each, (width,), eps=eps)
+        each = native_ops.unit_norm(features.reshape(*features.shape[:-1], taps, width), self.config.shape.eps)
         return self.fusion((each * self.tap_scale).flatten(-2))  # type: ignore[no-any-return]
 
-    def forward(
-        self,
-        states: torch.Tensor,
-        embeddings: torch.Tensor,
-        rotation: Rotation,
-        mask: Mask,
-        stores: Sequence[Store | None],
-        known: bool,
-    ) -> torch.Tensor:
-        """States of tokens t and embeddings of tokens t + 1, both [B, T, width] -> states of tokens t + 1.
+    def inputs(self, states: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """Norms of states of tokens t and of embeddings of tokens t + 1, side by side: [B, T, 2 * width]."""
+        return torch.cat(native_ops.norms((self.norm_state, states), (self.norm_embedding, embeddings)), dim=-1)
 
-        Positions are those of tokens t; mask and stores (one a layer) as for a Block; known: states are the target's.
+    def forward(self, inputs: torch.Tensor, call: LayerCall, known: bool) -> torch.Tensor:
+        """States of tokens t + 1 [B, T, width] from `inputs`.
+
+        known     the states were the target's, so that all layers run: the others' entries of draft tokens are not used
         """
-        few = native.fits(states) and native.fits(embeddings)
-        read = [normed(self.norm_state, states, few), normed(self.norm_embedding, embeddings, few)]
-        return self.go_on(torch.cat(read, dim=-1), rotation, mask, stores, known)
-
-    def go_on(
-        self, read: torch.Tensor, rotation: Rotation, mask: Mask, stores: Sequence[Store | None], known: bool
-    ) -> torch.Tensor:
-        """The same from the norms of both side by side, [B, T, 2 * width]."""
-        x = self.join(read)
         first = 0 if known else len(self.blocks) - 1
-        return self.blocks(x, rotation, [mask] * len(self.blocks), stores, first)[0]  # type: ignore[no-any-return]
+        return self.blocks(self.join(inputs), call, first)[0]  # type: ignore[no-any-return]
 
     def logits(self, states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """[..., width] and the target's output rows of `tokens` [D, width] -> [..., D]."""
@@ -97,7 +81,7 @@ class HeadNetwork(nn.Module):
 
 
 def fingerprint(output: torch.Tensor) -> tuple[float, ...]:
-    """Norms of 16 rows of an output matrix [V, width]: enough to tell one target from another, in any precision."""
+    """Norms of 16 rows of an output matrix [V, width]: they tell one target from another, in any precision."""
     rows = torch.linspace(0, len(output) - 1, 16).long().to(output.device)
     return tuple(round(float(norm), 5) for norm in output.detach()[rows].float().norm(dim=1))
 
@@ -121,13 +105,13 @@ def describe(folder: Path) -> HeadConfig:
         raise DraftproofError(_unreadable(folder, error)) from error
     if described.pop("kind", None) != KIND:
         raise DraftproofError(f"{folder} holds no head but another kind of model: load it as a model")
-    described["shape"] = Shape(**described["shape"])
+    described["shape"] = LayerShape(**described["shape"])
     described.update({name: tuple(described.get(name, ())) for name in ("taps", "origin")})
     return HeadConfig(**described)
 
 
 def load(folder: Path) -> HeadNetwork:
-    """The head in a folder, in float32 and ready to guess."""
+    """The head in a folder, in float32 and ready to draft."""
     network = HeadNetwork(describe(folder))
     try:
         stored = load_file(folder / "model.safetensors")

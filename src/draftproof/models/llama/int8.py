@@ -1,9 +1,10 @@
 """Linear layers in 8-bit integers on the CPU: one scale per output channel for weights, one per row for activations.
 
-Integer sums are exact in any order, and a row's scale is its own, so a token's result does not depend on what else is
-in the call: bit for bit the same alone or beside others. That is what makes the quantised model a target of its own,
-from which speculative sampling is exact. (One scale for the whole activation tensor would couple the rows.) Channels
-that are often large are shrunk before rounding and their weights enlarged (SmoothQuant, Xiao et al. 2211.10438).
+Integer sums are exact in any order and every row has its own scale, so a token's result does not depend on what else is
+in the call: it is bit for bit the same alone and beside others. That makes the quantised model a target in its own
+right, from which speculative sampling is exact. (One scale for the whole activation tensor would couple the rows.)
+Channels that are often large are scaled down before rounding and their weights up (SmoothQuant, Xiao et al.
+2211.10438).
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof import native
 from draftproof.models.files.int8_file import rounded
+from draftproof.models.llama.backends.linear import LaidOut, as_gain, lay_out_int8
 from draftproof.models.llama.block import Block, lay_out
 
-# A little of everything, to see which channels are large. The choice shapes the model; sampling from it stays exact.
+# Calibration: text of several kinds, to find large channels. It shapes the model; sampling from the model stays exact.
 CALIBRATION = """The harbour was quiet. "Who is there?" she asked, and nobody answered; the lamp went out at 9:45.
 1. Mix 500 g of flour with 10 g of salt. 2. Add water, wait an hour, and bake at 230 degrees.
 def mean(values):
@@ -32,8 +33,8 @@ If 3 boxes hold 12 pens each, there are 3 * 12 = 36 pens. L'hiver est froid. Der
 Multiply = Callable[[torch.Tensor], torch.Tensor]  # bytes [M, K] -> their products with the weights [M, N], in float32
 
 
-class Int8Linear(nn.Module):
-    """Stands in for a Linear layer; for the RMSNorm before it too, whose scalar only changes the scale of a row."""
+class Int8Linear(LaidOut):
+    """A Linear layer in integers, with the RMSNorm before it if given: that only changes the scale of a row."""
 
     def __init__(
         self, linear: nn.Linear, smoothing: torch.Tensor | None = None, norm: nn.RMSNorm | None = None
@@ -48,26 +49,26 @@ class Int8Linear(nn.Module):
         self.shrink = None if smoothing is None else 1 / smoothing
         self.floor: float | None = None
         if norm is not None:
-            gain, self.floor = native.as_gain(norm)
+            gain, self.floor = as_gain(norm)
             self.shrink = gain if self.shrink is None else gain * self.shrink
-        self.layer = native.lay_out(whole, scale, self.bias, self.shrink, self.floor)
-        if self.layer is None:
+        self.native = lay_out_int8(whole, scale, self.bias, self.shrink, self.floor)
+        if self.native is None:
             self.multiply = product()(whole, scale)
             self.sums = whole.sum(dim=1).float() * scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.layer is not None:
-            return native.linear(x, self.layer)
+        if self.native is not None:
+            return self.run_native(x)
         flat = x.reshape(-1, self.width)
-        # bytes of each row, then how much a unit of them is and what zero is, as two floats: [M, K + 8]
-        made = torch.ops.quantized.embedding_bag_byte_prepack(flat if self.shrink is None else flat * self.shrink)
-        affine = made[:, self.width :].clone().view(torch.float32)
-        # a row with NaN in it is NaN, though its bytes have none: by its norm, or by its largest
+        # bytes of each row, followed by their scale and zero point as two floats: [M, K + 8]
+        rows = torch.ops.quantized.embedding_bag_byte_prepack(flat if self.shrink is None else flat * self.shrink)
+        affine = rows[:, self.width :].clone().view(torch.float32)
+        # bytes cannot be NaN, so a row with NaN gets it from its norm or its largest value
         if self.floor is None:
             affine += 0 * flat.amax(dim=-1, keepdim=True)
         else:
             affine /= torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().add_(self.floor**2).sqrt_()
-        out = self.multiply(made[:, : self.width]).mul_(affine[:, :1]).addcmul_(affine[:, 1:], self.sums)
+        out = self.multiply(rows[:, : self.width]).mul_(affine[:, :1]).addcmul_(affine[:, 1:], self.sums)
         if self.bias is not None:
             out += self.bias
         return out.view(*x.shape[:-1], -1)
@@ -90,20 +91,20 @@ def onednn(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
 
 
 def int_mm(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
-    """Takes signed bytes: 128 is subtracted by flipping the top bit, and added again after the product."""
-    turned, missing = weight.t(), 128 * weight.sum(dim=1, dtype=torch.int32)
-    return lambda rows: (torch._int_mm((rows ^ 128).view(torch.int8), turned) + missing) * scale
+    """torch._int_mm takes signed bytes: 128 is subtracted by flipping the top bit, and added after the product."""
+    transposed, missing = weight.t(), 128 * weight.sum(dim=1, dtype=torch.int32)
+    return lambda rows: (torch._int_mm((rows ^ 128).view(torch.int8), transposed) + missing) * scale
 
 
 def slow(weight: torch.Tensor, scale: torch.Tensor) -> Multiply:
-    """Double precision holds every sum; no special instructions needed."""
-    turned = weight.t().double()
-    return lambda rows: (rows.double() @ turned).float() * scale
+    """Double precision, which holds every sum exactly and needs no special instructions."""
+    transposed = weight.t().double()
+    return lambda rows: (rows.double() @ transposed).float() * scale
 
 
 @cache
 def product() -> Callable[[torch.Tensor, torch.Tensor], Multiply]:
-    """The fastest product that is exact here: on processors without VNNI instructions some saturate."""
+    """The fastest product that is exact on this machine: without VNNI instructions some saturate."""
     for way in (onednn, int_mm):
         try:
             if is_exact(way):
@@ -114,7 +115,7 @@ def product() -> Callable[[torch.Tensor, torch.Tensor], Multiply]:
 
 
 def is_exact(way: Callable[[torch.Tensor, torch.Tensor], Multiply]) -> bool:
-    """On the largest numbers there are, for one row and for several."""
+    """Whether a product is exact on the largest numbers, for one row and for several."""
     weight = torch.tensor([127, -127, 1], dtype=torch.int8)[:, None].repeat(1, 64)
     rows = torch.tensor([255, 0, 1, 200, 255], dtype=torch.uint8)[:, None].repeat(1, 64)
     scale = torch.tensor([1.0, 0.3, 0.7])
@@ -126,10 +127,10 @@ def is_exact(way: Callable[[torch.Tensor, torch.Tensor], Multiply]) -> bool:
 @torch.no_grad()
 def quantise(network: Any, calibration: Sequence[int]) -> Any:
     """The network with every Linear layer replaced, in place; embeddings, norms and attention stay float32."""
-    return in_integers(network, _largest(network, calibration))
+    return quantise_linears(network, _channel_maxima(network, calibration))
 
 
-def in_integers(network: Any, largest: Mapping[nn.Module, torch.Tensor]) -> Any:
+def quantise_linears(network: Any, largest: Mapping[nn.Module, torch.Tensor]) -> Any:
     """The same, smoothed where the `largest` value in each channel of a layer's input is known."""
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
@@ -149,16 +150,16 @@ def in_integers(network: Any, largest: Mapping[nn.Module, torch.Tensor]) -> Any:
     return network
 
 
-def _largest(network: Any, calibration: Sequence[int]) -> dict[nn.Module, torch.Tensor]:
-    """The largest value in each channel of what a Linear layer reads, on a text."""
-    seen: dict[nn.Module, torch.Tensor] = {}
+def _channel_maxima(network: Any, calibration: Sequence[int]) -> dict[nn.Module, torch.Tensor]:
+    """The largest absolute value in each input channel of every Linear layer, on the calibration text."""
+    largest: dict[nn.Module, torch.Tensor] = {}
 
-    def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        seen[layer] = inputs[0].reshape(-1, inputs[0].shape[-1]).abs().amax(dim=0)
+    def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        largest[layer] = inputs[0].reshape(-1, inputs[0].shape[-1]).abs().amax(dim=0)
 
     layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
     network(torch.tensor([calibration]))
     for hook in hooks:
         hook.remove()
-    return seen
+    return largest

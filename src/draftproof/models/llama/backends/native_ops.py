@@ -1,0 +1,101 @@
+"""Norm, attention and gate in C, for calls of few tokens on a CPU whose weights are not laid out for C.
+
+A small torch operation costs ten microseconds or more whatever it does, and these three are a dozen of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from draftproof import native
+from draftproof.models.llama.backends import torch_ops
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import Branching, Causal, Packed
+from draftproof.models.llama.placement import PackedSlots, Range
+
+
+def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+    # under autocast products come in another precision, and with gradients torch has to see every operation
+    return native.fits(x) and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+
+
+def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
+    call = call.written_out(x.dtype)
+    rotation, given, attention = call.angles(x.dtype), [], None
+    if takes(call, x, blocks.shape):
+        allocate(call.cache[first:], blocks.shape, x)
+        attention = describe(call, x, blocks.shape, first)
+    for block, mask, layer in blocks.layers(call, first):
+        given.append(x)
+        qkv = block.qkv(norm(block.norm_in, x))
+        if attention is not None:
+            attended = native.attend(qkv, attention, (layer.keys, layer.values), mask)
+        else:
+            q, k, v = block.split(qkv, rotation)
+            attended = torch_ops.attend(q, k, v, mask, layer, call.placement)
+        x = x + block.out(attended)
+        x = x + block.down(native.gate(block.gate_up(norm(block.norm_mlp, x))))
+    return x, given
+
+
+def takes(call: LayerCall, x: torch.Tensor, shape: Any) -> bool:
+    """Whether attention of this call can be done in C: entries in neighbouring rows, masks in float32."""
+    placement, group = call.placement, shape.heads // shape.shared
+    if placement is None or isinstance(placement, PackedSlots) or call.rotation.rows != len(x):
+        return False
+    # the attention weights of a group of heads lie on the stack of a thread
+    if placement.end > native.LONGEST or placement.end * group > 4 * native.LONGEST:
+        return False
+    masks = [mask for mask in call.masks.values() if not isinstance(mask, Causal | Branching | Packed)]
+    some = [mask for mask in masks if mask is not None]
+    return not some or (
+        len(some) == len(masks)
+        and some[0].stride(3) == 1
+        and all(mask.dtype == torch.float32 and mask.stride() == some[0].stride() for mask in some)
+    )
+
+
+def allocate(layers: Sequence[Any], shape: Any, like: torch.Tensor) -> None:
+    """Make the buffers of a cache that is written to for the first time."""
+    if not all(layer.is_initialized for layer in layers):
+        entry = like.new_empty((1, shape.shared, 1, shape.size))
+        for layer in layers:
+            if not layer.is_initialized:
+                layer.allocate(entry, entry)
+
+
+def describe(call: LayerCall, x: torch.Tensor, shape: Any, first: int) -> native.Attention:
+    """A call that `takes` is true of, as the C functions are told of it; masks are written out."""
+    placement: Any = call.placement
+    (batch, tokens, _), room = x.shape, call.cache[first].keys.shape[2]
+    mask: Any = next(iter(call.masks.values()))
+    strides = (0, 0) if mask is None else (mask.stride(0) if len(mask) > 1 else 0, mask.stride(2))
+    is_range = isinstance(placement, Range)
+    start, slots = (placement.start, None) if is_range else (0, placement.slots.contiguous())
+    heads = (shape.heads, shape.shared, shape.size)
+    sizes = native.Sizes(batch, tokens, *heads, room, start, placement.begin, placement.end, *strides)
+    cos, sin = call.angles(x.dtype)
+    return native.Attention(sizes, cos.contiguous(), sin.contiguous(), slots)
+
+
+def norm(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """module(x), in C where x is small and the module an RMSNorm."""
+    return norms((module, x))[0]
+
+
+def norms(*pairs: tuple[nn.Module, torch.Tensor]) -> list[torch.Tensor]:
+    """module(x) of each pair, in C where every x is small and every module an RMSNorm."""
+    if all(isinstance(module, nn.RMSNorm) and native.fits(x) for module, x in pairs):
+        return [native.norm(x, module.weight, module.eps or 0.0) for module, x in pairs]  # type: ignore[arg-type]
+    return [module(x) for module, x in pairs]
+
+
+def unit_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [B, T, ..., width] divided by its root mean square."""
+    width = x.shape[-1]
+    return native.norm(x, x.new_ones(width), eps) if native.fits(x) else F.rms_norm(x, (width,), eps=eps)
