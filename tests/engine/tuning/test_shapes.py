@@ -407,4 +407,4 @@ def test_on_the_command_line(tmp_path):
     assert fixed["shapes"] == {}
     assert max(step["drafted"] for step in fixed["steps"]) == 3
     wrong = CliRunner().invoke(cli.app, [*words, "--draft-length", "3", "--tree", "star:2"])
-    assert "one of --tree and --draft-length" in str(wrong.exception)
+    assert "give either --tree or --draft-length" in str(wrong.exception)
