@@ -26,7 +26,7 @@ from torch import Tensor
 from draftproof import kernels
 from draftproof.bench import peers
 from draftproof.errors import DraftproofError
-from draftproof.kernels import Controls, Names, Rule, Summary, agreement, reference
+from draftproof.kernels import ChainRule, Controls, NoiseKeys, Summary, agreement, reference
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Sampling
@@ -49,7 +49,7 @@ class KernelCase(NamedTuple):
     draft: Tensor
     tokens: Tensor
     controls: Controls
-    names: Names
+    noise: NoiseKeys
     kept: Summary
 
 
@@ -61,21 +61,21 @@ def case(batch: int, size: int, sampling: Sampling, device: str) -> KernelCase:
     target, draft = target.to(torch.bfloat16), draft.to(torch.bfloat16)
     controls = Controls.of([sampling] * batch, DRAFTS + 1, size, device)
     b = torch.arange(batch, device=device)
-    names = Names(b * 0 + SEED, b, b * 0)
-    tokens = draw(reference.law(draft, controls, b[:, None][:, :0]), uniforms(*names, Lane.DRAFT, DRAFTS))
-    return KernelCase(target, draft, tokens, controls, names, kernels.summarise(draft, controls, tokens))
+    noise = NoiseKeys(b * 0 + SEED, b, b * 0)
+    tokens = draw(reference.law(draft, controls, b[:, None][:, :0]), uniforms(*noise, Lane.DRAFT, DRAFTS))
+    return KernelCase(target, draft, tokens, controls, noise, kernels.summarise(draft, controls, tokens))
 
 
-def fused(data: KernelCase, rule: Rule) -> Callable[[], Any]:
+def fused(data: KernelCase, rule: ChainRule) -> Callable[[], Any]:
     """A verification call that can be repeated."""
     batch, nodes, size = data.target.shape
     rules = torch.full((batch,), rule, dtype=torch.int32, device=data.target.device)
     space = kernels.workspace(batch, nodes, size, data.target.device)
-    target, draft, tokens, controls, names, kept = data
+    target, draft, tokens, controls, noise, kept = data
 
     def call() -> Any:
         return kernels.verify(
-            target, draft, tokens, controls, rules, names, drafted=kept, backend="triton", workspace=space
+            target, draft, tokens, controls, rules, noise, drafted=kept, backend="triton", workspace=space
         )
 
     return call
@@ -129,7 +129,7 @@ def measure(shapes: Sequence[tuple[int, int]], modes: Sequence[str], beside: boo
         floor = batch * (DRAFTS + 2) * size * 2 / speed
         for mode in modes:
             data = case(batch, size, MODES[mode], device)
-            calls = {("fused", rule.name.lower()): fused(data, rule) for rule in (Rule.TOKEN, Rule.BLOCK)}
+            calls = {("fused", rule.name.lower()): fused(data, rule) for rule in (ChainRule.TOKEN, ChainRule.BLOCK)}
             if beside:
                 q = reference.law(data.draft, data.controls, data.tokens)
                 calls |= peers.calls(peers.Input(data.target, data.draft, q, data.tokens, MODES[mode]), compiled=True)
@@ -146,11 +146,11 @@ def measure(shapes: Sequence[tuple[int, int]], modes: Sequence[str], beside: boo
 def check(device: str) -> Iterator[dict[str, Any]]:
     """Check agreement with the float64 laws at full size, and the goodness of fit over two million draws."""
     for mode, sampling in MODES.items():
-        for rule in Rule:
+        for rule in ChainRule:
             data = case(64, 128256, sampling, device)
             out = fused(data, rule)()
             rules = torch.full((len(data.tokens),), rule, dtype=torch.int32, device=device)
-            result = agreement.compare(out, *data[:4], rules, data.names)
+            result = agreement.compare(out, *data[:4], rules, data.noise)
             yield {"bench": "kernels agreement", "mode": mode, "rule": rule.name.lower(), "B": 64, **result._asdict()}
     for batch in (1, 64):
         yield {
@@ -161,7 +161,7 @@ def check(device: str) -> Iterator[dict[str, Any]]:
             "us": round(graph(pick(batch, device), 1), 2),
             "us_in_10": round(graph(pick(batch, device), 10), 2),
         }
-    for rule in Rule:
+    for rule in ChainRule:
         yield {"bench": "kernels fit", "rule": rule.name.lower(), **fit(rule, device)}
 
 
@@ -173,12 +173,12 @@ def pick(batch: int, device: str) -> Callable[[], Any]:
     tokens = torch.multinomial(law, GUESSES, replacement=True)
     laws = kernels.summarise(data.target, data.controls, data.tokens, crest=False)
     return lambda: kernels.pick(
-        data.target, first, data.draft, first, tokens, data.controls, data.names, laws=laws, drafted=data.kept,
+        data.target, first, data.draft, first, tokens, data.controls, data.noise, laws=laws, drafted=data.kept,
         backend="triton",
     )  # fmt: skip
 
 
-def fit(rule: Rule, device: str, batch: int = 1 << 17, rounds: int = 16) -> dict[str, float]:
+def fit(rule: ChainRule, device: str, batch: int = 1 << 17, rounds: int = 16) -> dict[str, float]:
     """Chi-square of the first two emitted tokens over two million steps, each with a draft of its own."""
     size = 6
     generator = torch.Generator(device=device).manual_seed(SEED)
@@ -190,10 +190,10 @@ def fit(rule: Rule, device: str, batch: int = 1 << 17, rounds: int = 16) -> dict
     b = torch.arange(batch, device=device)
     counts_by_pair = torch.zeros(size * (size + 1), device=device, dtype=torch.int64)
     for step in range(rounds):
-        names = Names(b * 0 + SEED, b, b * 0 + step)
-        tokens, kept = kernels.sample(draft[:, 0], controls, names, index=1, backend="triton")
+        noise = NoiseKeys(b * 0 + SEED, b, b * 0 + step)
+        tokens, kept = kernels.sample(draft[:, 0], controls, noise, index=1, backend="triton")
         out = kernels.verify(
-            target, draft, tokens[:, None], controls, rules, names, drafted=kept, backend="triton"
+            target, draft, tokens[:, None], controls, rules, noise, drafted=kept, backend="triton"
         ).tokens
         counts_by_pair += torch.bincount(out[:, 0] * (size + 1) + out[:, 1] + 1, minlength=len(counts_by_pair))
     # the second token, where there is one, is a draw from the second row; the first always one from the first

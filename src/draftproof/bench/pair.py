@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from draftproof import prompts as texts
 from draftproof.bench import inflate as inflation
@@ -80,7 +81,7 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
 
 def as_transformers(model: HFModel, name: str, dtype: str) -> Any:
     """The network for transformers' generate: ours where it is transformers' own, float32 where ours is int8."""
-    if hasattr(model.network, "generate") and dtype != "int8":
+    if isinstance(model.network, PreTrainedModel) and dtype != "int8":
         return _read(model.network)
     precision = torch.float32 if dtype == "int8" else getattr(torch, dtype)
     return _read(read(name, precision)[0].to(model.network.device).eval())

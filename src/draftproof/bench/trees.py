@@ -19,7 +19,7 @@ from draftproof import kernels
 from draftproof.bench.kernels import MODES, SEED, about, graph
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
-from draftproof.kernels import Controls, Names, Summary, agreement
+from draftproof.kernels import Controls, NoiseKeys, Summary, agreement
 
 
 class TreeCase(NamedTuple):
@@ -30,7 +30,7 @@ class TreeCase(NamedTuple):
     target: Tensor
     draft: Tensor
     controls: Controls
-    names: Names
+    noise: NoiseKeys
     tokens: Tensor
     kept: Summary
 
@@ -47,7 +47,7 @@ def case(tree: Tree, batch: int, size: int, mode: str, device: str) -> TreeCase:
     tokens = torch.full((batch, tree.size), -1, dtype=torch.int64, device=device)
     kept = Summary.empty(batch, len(inner), target.device)
     return TreeCase(
-        tree, levels, target.bfloat16(), draft.bfloat16(), controls, Names(b * 0 + SEED, b, b * 0), tokens, kept
+        tree, levels, target.bfloat16(), draft.bfloat16(), controls, NoiseKeys(b * 0 + SEED, b, b * 0), tokens, kept
     )
 
 
@@ -57,15 +57,15 @@ def guess(data: TreeCase, level: int) -> None:
     mine = slice(first, first + len(data.levels[level]))
     room = data.kept.at(mine)
     kernels.guess(
-        data.draft[:, mine], data.levels[level], data.tree, data.tokens, data.controls, data.names,
+        data.draft[:, mine], data.levels[level], data.tree, data.tokens, data.controls, data.noise,
         summary=room, backend="triton",
     )  # fmt: skip
 
 
 def traverse(data: TreeCase) -> kernels.Walked:
     """Verify the whole tree."""
-    _, _, target, draft, controls, names, tokens, kept = data
-    return kernels.traverse(target, draft, tokens, data.tree, controls, names, drafted=kept, backend="triton")
+    _, _, target, draft, controls, noise, tokens, kept = data
+    return kernels.traverse(target, draft, tokens, data.tree, controls, noise, drafted=kept, backend="triton")
 
 
 def compare(data: TreeCase) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def compare(data: TreeCase) -> dict[str, Any]:
     for level in range(len(data.levels)):
         guess(data, level)
     out = traverse(data)
-    guessed = agreement.compare_guesses(data.tokens, data.draft, data.tree, data.controls, data.names)
+    guessed = agreement.compare_guesses(data.tokens, data.draft, data.tree, data.controls, data.noise)
     walked = agreement.compare_tree(
-        out, data.target, data.draft, data.tokens, data.tree, data.controls, data.names
+        out, data.target, data.draft, data.tokens, data.tree, data.controls, data.noise
     )  # fmt: skip
     ties, wrong = (a + b for a, b in zip(guessed, walked, strict=True))
     return {"accepted": round(out.accepted.float().mean().item(), 2), "near_ties": ties, "wrong": wrong}

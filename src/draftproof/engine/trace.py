@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -155,6 +156,12 @@ def shape_name(tree: Tree) -> str:
     if tree == Tree.paths(width, depth):
         return f"paths:{width}x{depth}"
     return f"best:{tree.size - 1}x{depth}" if tree == Tree.best(tree.size - 1, depth) else repr(tree)
+
+
+def reached_by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:
+    """Probability of accepting at least 1, 2, ... draft tokens, from the law of the last accepted node."""
+    depth = tree.depth[: len(stop)]
+    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, depth[-1] + 1))
 
 
 def _pairs(pairs: Any, pattern: str) -> str:

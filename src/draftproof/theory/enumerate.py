@@ -88,16 +88,18 @@ def step_law(verifier: Verifier, target: Model, drafter: Drafter, tree: Tree, dr
 def output_law(
     verifier: Verifier, target: Model, drafter: Drafter, tree: Tree, draw: Draw, length: int, context: Context = ()
 ) -> Law:
-    """Joint law of the first `length` tokens when speculative steps follow one another."""
-    law: Law = defaultdict(int)
-    for emitted, chance in step_law(verifier, target, drafter, tree, draw, context).items():
-        if len(emitted) >= length:
-            law[emitted[:length]] += chance
-            continue
-        rest = output_law(verifier, target, drafter, tree, draw, length - len(emitted), (*context, *emitted))
-        for later, share in rest.items():
-            law[emitted + later] += chance * share
-    return dict(law)
+    """Joint law of the first `length` tokens when speculative steps follow one another.
+
+    Texts are continued from the shortest to the longest: however many steps led to a text, it is continued once.
+    """
+    texts: list[Law] = [defaultdict(int) for _ in range(length + 1)]  # by length: text -> probability to stop there
+    texts[0][()] = 1
+    for shorter in texts[:-1]:
+        for text, chance in shorter.items():
+            for emitted, share in step_law(verifier, target, drafter, tree, draw, (*context, *text)).items():
+                longer = (text + emitted)[:length]
+                texts[len(longer)][longer] += chance * share
+    return dict(texts[-1])
 
 
 def target_law(target: Model, length: int, context: Context = ()) -> Law:

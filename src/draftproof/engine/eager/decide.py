@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftproof import native
-from draftproof.draft import Draft, Tree
+from draftproof.draft import Draft
 from draftproof.engine.eager.propose import Guesser, Proposal
 from draftproof.engine.eager.reduced_vocabulary import Rest
 from draftproof.engine.eager.rows import Row, beside, drawn, noise, numbers
 from draftproof.engine.request import SampleKey
+from draftproof.engine.trace import reached_by_depth
 from draftproof.law import Array, sample
+from draftproof.native import step as native
 from draftproof.noise import Lane, races
 from draftproof.rule import Coupling, Lossy, Verifier
 
@@ -54,7 +55,7 @@ def decide(
     else:
         node = chain.tokens[:, 0] * 0
     emitted = rule.next(chain, node)
-    reached = [_by_depth(law, chain.tree) for law in numbers(stop)]
+    reached = [reached_by_depth(law, chain.tree) for law in numbers(stop)]
     last = numbers(node)
     cost: list[tuple[float, ...]] = [()] * len(places)
     if isinstance(rule, Lossy):
@@ -80,7 +81,7 @@ def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -
     verdict = native.verify(rule, p[0], np.asarray(proposal.laws[0])[0], ids, proposal.tokens[0], u)
     if verdict is None:
         return None
-    return [Decision(0, 0, verdict.node, verdict.token, _by_depth(verdict.stop, proposal.tree))]
+    return [Decision(0, 0, verdict.node, verdict.token, reached_by_depth(verdict.stop, proposal.tree))]
 
 
 class Race:
@@ -131,9 +132,3 @@ class Race:
         if missing:
             seed, request, place = np.array([(*member, position) for member, position in missing]).T
             self._drawn |= zip(missing, races(seed, request, place, self.size, self.coupling.streams), strict=True)
-
-
-def _by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:
-    """Probability that the accepted length is at least 1, 2, ..., from the law of the last accepted node."""
-    depth = tree.depth
-    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, depth[-1] + 1))

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from draftproof import native
 from draftproof.draft import Tree
 from draftproof.draws import Draw
 from draftproof.engine.eager.rows import Row, as_numpy, beside, laws, noise, numbers, unless_silent
 from draftproof.errors import DraftproofError, first_line
 from draftproof.law import Array, normalise
 from draftproof.models.base import OpenSession, PointDrafter, ReducedVocabulary
+from draftproof.native import step as native
 from draftproof.noise import Lane
 
 

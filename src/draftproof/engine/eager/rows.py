@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from draftproof import native
 from draftproof.draft import Tree
 from draftproof.engine.request import SampleKey
 from draftproof.law import Array, sample
+from draftproof.native import step as native
 from draftproof.noise import Lane, uniform, uniforms
 from draftproof.sampling import Context, Sampling, law
 

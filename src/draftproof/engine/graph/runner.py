@@ -16,7 +16,7 @@ from draftproof.draft import Tree
 from draftproof.engine.graph.step import NO_LAW, PHASES, RULES, DeviceResult, DeviceStep, HostResult
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
-from draftproof.engine.trace import Step, shape_name
+from draftproof.engine.trace import Step, reached_by_depth, shape_name
 from draftproof.engine.tuning import Fixed, StepReport, Tuner
 from draftproof.errors import DraftproofError
 from draftproof.kernels import Controls
@@ -211,7 +211,7 @@ class GraphStepper:
                 drafted=len(drawn),
                 depth=depth,
                 accepted=result.accepted[row],
-                reached=tuple(result.reached[row][:depth]),
+                reached=reached_by_depth(result.stop[row], pending.tree)[:depth],
                 cost=(),
                 seconds=pending.seconds,
             )

@@ -18,8 +18,8 @@ from draftproof import kernels
 from draftproof.draft import Tree
 from draftproof.engine.graph.capture import PromptReader, record
 from draftproof.errors import first_line
-from draftproof.kernels import Controls, Fault, Names, Rule, Summary
-from draftproof.kernels.acceptance import acceptance
+from draftproof.kernels import ChainRule, Controls, Fault, NoiseKeys, Summary
+from draftproof.kernels.acceptance import stop_law
 from draftproof.models.base import taps
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static.head import StaticHead
@@ -28,7 +28,7 @@ from draftproof.models.static.session import StaticSession
 from draftproof.models.static.tree_calls import TreeCalls
 
 # of chains, on which traversal is block verification; it alone takes trees
-RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK, "traversal": Rule.BLOCK}
+RULES = {"token": ChainRule.TOKEN, "block": ChainRule.BLOCK, "traversal": ChainRule.BLOCK}
 PHASES = ("draft", "target", "verify")
 NO_LAW = "the model returned non-finite scores (NaN or +inf): check the model's weights and dtype"  # of a drafter
 
@@ -51,7 +51,7 @@ class HostResult(NamedTuple):
     accepted: list[int]  # [B]
     fault: list[int]  # [B] kernels.Fault flags
     drafted: list[list[int]]  # [B, N - 1] the draft tokens, -1 where none was drawn
-    reached: list[list[float]]  # [B, D] probability that at least 1, 2, ... of them are accepted
+    stop: list[list[float]]  # [B, N] probability to stop at each node, given the draft tokens
     failure: str | None  # of a drafter that raised; one without a law is flagged in `fault`
 
 
@@ -62,7 +62,7 @@ class DeviceResult(NamedTuple):
     accepted: torch.Tensor
     fault: torch.Tensor
     drafted: torch.Tensor
-    reached: torch.Tensor
+    stop: torch.Tensor
     clock: torch.Tensor  # [4] nanoseconds: begin, drafted, read by the target, done
     failure: str | None = None
 
@@ -73,8 +73,8 @@ class DeviceResult(NamedTuple):
 
     def read(self) -> HostResult:
         """Convert to Python numbers, after the copies are complete."""
-        tokens, accepted, fault, drafted, reached = (part.tolist() for part in self[:5])
-        return HostResult(tokens, accepted, fault, drafted, reached, self.failure)
+        tokens, accepted, fault, drafted, stop = (part.tolist() for part in self[:5])
+        return HostResult(tokens, accepted, fault, drafted, stop, self.failure)
 
 
 class Drafted(NamedTuple):
@@ -122,7 +122,7 @@ class DeviceStep:
             self.drafter = StaticSession(draft, size, capacity, compiled)
         self.largest = largest
         device = self.device = target.network.device
-        number = RULES.get(rule, Rule.TOKEN)  # rules without a kernel get here only without a draft
+        number = RULES.get(rule, ChainRule.TOKEN)  # rules without a kernel get here only without a draft
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
@@ -190,19 +190,19 @@ class DeviceStep:
         """One step on the device."""
         state, controls = self.state, self._controls
         assert controls is not None
-        names = Names(state.seed, state.request, state.step)
+        noise = NoiseKeys(state.seed, state.request, state.step)
         clock = torch.zeros(len(PHASES) + 1, dtype=torch.int64, device=self.device)
         _stamp(clock, 0)
-        drafted = self._draft_chain(tree, controls, names) if tree.is_chain else self._draft_tree(tree, controls, names)
+        drafted = self._draft_chain(tree, controls, noise) if tree.is_chain else self._draft_tree(tree, controls, noise)
         _stamp(clock, 1)
         logits = self._target_logits(drafted)
         _stamp(clock, 2)
-        out = self._verify(drafted, logits, controls, names)
-        reached = acceptance(logits, drafted.logits, drafted.tokens, drafted.tree, controls, self.rule, drafted.summary)
+        verify = self._verify_chain if drafted.tree.is_chain else self._verify_tree
+        out, stop = verify(drafted, logits, controls, noise)
         self._commit(out.tokens, out.accepted.to(torch.int64))
         _stamp(clock, 3)
         fault = out.fault | drafted.fault
-        return DeviceResult(out.tokens, out.accepted, fault, drafted.tokens, reached, clock, drafted.failure)
+        return DeviceResult(out.tokens, out.accepted, fault, drafted.tokens, stop, clock, drafted.failure)
 
     def _target_logits(self, drafted: Drafted) -> torch.Tensor:
         """The target's logits [B, N, V] after each node."""
@@ -213,21 +213,33 @@ class DeviceStep:
             return self.target.forward(tokens.clamp_min(0), self.state.base, keep=drafted.tree.size)
         return self.target.branch(tokens, self.state.base, self._calls[drafted.tree].target)
 
-    def _verify(
-        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, names: Names
-    ) -> kernels.Emitted | kernels.Walked:
-        if drafted.tree.is_chain:
-            return kernels.verify(
-                logits, drafted.logits, drafted.tokens, controls, self.rule, names, drafted=drafted.summary
-            )
+    def _verify_chain(
+        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, noise: NoiseKeys
+    ) -> tuple[kernels.Emitted, torch.Tensor]:
+        """The outcome, and the law [B, N] of the node at which verification stops."""
+        tokens, summary = drafted.tokens, drafted.summary
+        batch, nodes, size = logits.shape
+        space = None if summary is None else kernels.workspace(batch, nodes, size, self.device)
+        out = kernels.verify(
+            logits, drafted.logits, tokens, controls, self.rule, noise, drafted=summary, workspace=space
+        )
+        if drafted.logits is None:
+            return out, torch.ones(len(tokens), 1, device=self.device)
+        laws = None if space is None else space.summary
+        return out, stop_law(logits, drafted.logits, tokens, controls, self.rule, laws=laws, drafted=summary)
+
+    def _verify_tree(
+        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, noise: NoiseKeys
+    ) -> tuple[kernels.Walked, torch.Tensor]:
+        """The outcome, and the law [B, N] of the node at which verification stops."""
         assert drafted.logits is not None
         nodes = torch.nn.functional.pad(drafted.tokens, (1, 0))
-        out = kernels.traverse(logits, drafted.logits, nodes, drafted.tree, controls, names, drafted=drafted.summary)
+        out = kernels.traverse(logits, drafted.logits, nodes, drafted.tree, controls, noise, drafted=drafted.summary)
         for session in self.sessions:
             session.follow(self.state.base, out.path, out.accepted.to(torch.int64))
-        return out
+        return out, out.stop
 
-    def _draft_tree(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
+    def _draft_tree(self, tree: Tree, controls: Controls, noise: NoiseKeys) -> Drafted:
         """Draft a tree level by level; the drafter runs on the nodes that have children."""
         state, drafter = self.state, self.drafter
         assert drafter is not None
@@ -235,20 +247,29 @@ class DeviceStep:
         tokens = torch.nn.functional.pad(root, (0, tree.size - 1), value=-1)
         kept = Summary.empty(len(root), len(tree.inner), self.device) if self.device.type == "cuda" else None
         rows: list[torch.Tensor] = []
+        failure = None
         for call in self._calls[tree].drafter:
-            with drafter_errors():
-                if not rows:
-                    rows.append(drafter.start(state.text, state.base)[:, None])
-                else:
-                    rows.append(drafter.branch(tokens, state.base, call))
+            try:
+                with drafter_errors():
+                    if not rows:
+                        rows.append(drafter.start(state.text, state.base)[:, None])
+                    else:
+                        rows.append(drafter.branch(tokens, state.base, call))
+            except DrafterError as error:
+                if self.device.type == "cuda":
+                    raise  # a graph of half a draft would be replayed for ever
+                failure = str(error)
+                missing = len(tree.inner) - call.first
+                rows.append(torch.zeros(len(root), missing, self.target.model.vocabulary))  # nothing is drawn there
+                break
             column = slice(call.first, call.first + len(call.nodes))
             some = None if kept is None else kept.at(column)
-            kernels.guess(rows[-1], call.nodes, tree, tokens, controls, names, summary=some)
+            kernels.guess(rows[-1], call.nodes, tree, tokens, controls, noise, summary=some)
         calls = self._calls[tree]
         drafted = torch.where(calls.target.depth[1:] <= self._room(), tokens[:, 1:], -1)
-        return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule))
+        return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule), failure)
 
-    def _draft_chain(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
+    def _draft_chain(self, tree: Tree, controls: Controls, noise: NoiseKeys) -> Drafted:
         """Draft a chain token by token; if the drafter raises, what was drawn before stays in the draft."""
         state, size, length = self.state, len(self.state.base), tree.size - 1
         tokens = torch.full((size, length), -1, dtype=torch.int64, device=self.device)
@@ -273,7 +294,7 @@ class DeviceStep:
                 kept = Summary.empty(size, length, self.device, crest)
             column = None if kept is None else kept.at(slice(k, k + 1))
             drawn, _ = kernels.sample(
-                rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
+                rows[k], controls, noise, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )
             if kept is None:  # for a row without a law the kernels draw token 0, the reference any number
                 drawn = drawn.clamp(0, rows[k].shape[-1] - 1)
