@@ -176,7 +176,7 @@ def test_prompts_in_groups(folders, tmp_path):
 
 
 def test_the_target_may_be_inflated_and_the_drafter_blurred(folders, monkeypatch):
-    monkeypatch.setitem(inflate.SHAPES, "8b", inflate.Shape(64, 3, 64, 8, 2))
+    monkeypatch.setitem(inflate.SHAPES, "8b", inflate.ModelShape(64, 3, 64, 8, 2))
     pair = open_pair(folders[0], folders[0], "float32", "8b", blur=0.05)
     assert pair.target.network.embed is pair.network.model.embed_tokens  # one set of weights for both
     assert pair.network.config.hidden_size == 64

@@ -424,7 +424,7 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"tree": 5}, "unknown tree 5: use a Tree"),
         ({"draft": "no-such-model"}, "unknown model 'no-such-model'"),
         ({"draft": tiny.network("llama")}, r"draft must be .* not LlamaForCausalLM: .*HFModel\(network, tokenizer\)"),
-        ({"prompt": torch.tensor([1, 2])}, r"a prompt is words, .* not Tensor: convert it, as by \.tolist\(\)"),
+        ({"prompt": torch.tensor([1, 2])}, r"a prompt is text, .* not Tensor: convert it, as by \.tolist\(\)"),
         ({"prompt": ["hello", "you"]}, "a prompt in parts is token ids, or messages .* one text at a time"),
         ({"prompt": [{"role": "user"}]}, "messages with role and content"),
         ({"sampling": {"top_k": 3}}, r"sampling must be a Sampling, .* not \{'top_k': 3\}"),
@@ -440,8 +440,14 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"lossy": 0.8}, "lossy must be the name of a rule, such as 'lenience:0.8', not 0.8"),
         ({"verify": "token", "lossy": "typical"}, "verify='token' and lossy='typical' name different rules"),
         ({"sampling": dp.Sampling(logit_bias={999: 1.0})}, "logit_bias names token 999"),
-        ({"sampling": dp.Sampling(processors=[lambda ids, scores: scores[:, :3]])}, r"made \(1, 3\) of \(1, 258\)"),
-        ({"sampling": dp.Sampling(processors=[lambda ids, scores: None])}, r"made NoneType of \(1, 258\)"),
+        (
+            {"sampling": dp.Sampling(processors=[lambda ids, scores: scores[:, :3]])},
+            r"\(1, 3\): return .* \(1, 258\)",
+        ),
+        (
+            {"sampling": dp.Sampling(processors=[lambda ids, scores: None])},
+            r"NoneType: return .* \(1, 258\)",
+        ),
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy(change, message):
@@ -529,7 +535,7 @@ def test_vocabularies_must_agree():
         dp.generate(tiny.model(), "hello", draft=table(1))
     other = tiny.model()
     other.tokenizer = dataclasses.make_dataclass("Other", ["get_vocab"])(lambda: {"a": 1})
-    with pytest.raises(dp.DraftproofError, match="is of a kind whose tokens are not understood"):
+    with pytest.raises(dp.DraftproofError, match="is neither byte-level nor SentencePiece: choose a model"):
         dp.generate(tiny.model(), "hello", draft=other)
 
 

@@ -401,10 +401,10 @@ def test_on_the_command_line(tmp_path):
     assert traces[0]["shapes"] == traces[1]["shapes"]
     assert sum(traces[0]["shapes"].values()) == traces[0]["target_calls"]
     without = words[:-3]
-    assert "no seed, so drafts followed the clock" in CliRunner().invoke(cli.app, without).stderr
+    assert "no seed, so drafts were tuned by the clock" in CliRunner().invoke(cli.app, without).stderr
     assert "; seed " in CliRunner().invoke(cli.app, [*without, "--reproducible"]).stderr
     fixed = json.loads(CliRunner().invoke(cli.app, [*words, "--draft-length", "3"]).stdout)["trace"]
     assert fixed["shapes"] == {}
     assert max(step["drafted"] for step in fixed["steps"]) == 3
     wrong = CliRunner().invoke(cli.app, [*words, "--draft-length", "3", "--tree", "star:2"])
-    assert "one of --tree and --draft-length" in str(wrong.exception)
+    assert "give either --tree or --draft-length" in str(wrong.exception)
