@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -261,8 +261,7 @@ def _gist(module: Path, room: int) -> str:
     """As much of the first line of a module's docstring as fits; papers are left to docs/algorithms.md."""
     if not module.exists():
         return ""
-    said = (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").split("\n")[0]
-    said = re.sub(r" \([^()]*\d{4}[^()]*\)", "", said).removesuffix(".")
+    said = re.sub(r" \([^()]*\d{4}[^()]*\)", "", _docstring(module.read_text(encoding="utf-8"))).removesuffix(".")
     if len(said) <= room:
         return said
     for end in (r"(?<!\(\))[:;] |\. (?=[A-Z])", r", "):  # better a whole clause than half a sentence
@@ -270,6 +269,12 @@ def _gist(module: Path, room: int) -> str:
         if stops:
             return said[: stops[-1]]
     return said[: room - 1].rsplit(" ", 1)[0] + "…"
+
+
+@cache
+def _docstring(source: str) -> str:
+    """The first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
 
 
 # The README's example run
