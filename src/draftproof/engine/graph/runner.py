@@ -162,8 +162,10 @@ class GraphStepper:
         return False
 
     def _recounts(self) -> bool:
+        if not self._new:
+            return False
         samplings = self._next_samplings()
-        return bool(self._new) and samplings != self.samplings and any(sampling.reads_history for sampling in samplings)
+        return samplings != self.samplings and any(sampling.reads_history for sampling in samplings)
 
     def _next_samplings(self) -> list[Sampling]:
         return [self._new[row].sampling if row in self._new else old for row, old in enumerate(self.samplings)]
@@ -255,10 +257,12 @@ class GraphStepper:
         texts: dict[Sequence[int], list[int]] = {}
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
-        for row in self._stale & requests.keys():
+        stale = sorted(self._stale & requests.keys())
+        if stale:
+            index = self._send(stale)
             for session in self.device_step.sessions:
-                session.cache.clear(row)
-            self._stale.remove(row)
+                session.cache.clear_rows(index)
+            self._stale.difference_update(stale)
         self.device_step.read((rows[0], text) for text, rows in texts.items())
         same = [(rows[0], row) for rows in texts.values() for row in rows[1:]]
         if same:
