@@ -60,6 +60,7 @@ class Packed(NamedTuple):
         return ((apart >= 0) & (apart < placement.slots.clamp(1, self.window)[:, None]))[None]
 
 
+RULES = (Causal, Branching, Packed)
 Rule: TypeAlias = Causal | Branching | Packed
 Mask: TypeAlias = torch.Tensor | Rule | None  # [B, 1, T, S] additive or boolean; a rule; None: every query sees all
 
