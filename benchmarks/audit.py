@@ -28,7 +28,7 @@ from draftproof.bench.rows import facts
 from draftproof.draft import Tree
 from draftproof.engine.arguments import encode
 from draftproof.models import load
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.head import find as find_head
 from draftproof.models.drafters.ngram import NGram
@@ -95,7 +95,7 @@ def taught(target: HFModel, prompts: Sequence[Any]) -> HeadModel:
     from draftproof.distill import head
     from draftproof.distill.data import Text
     from draftproof.distill.teacher import Library
-    from draftproof.distill.train import Settings, Trainer
+    from draftproof.distill.train import Trainer, TrainSettings
 
     torch.manual_seed(0)
     texts = collect.engine(target, prompts, Sampling(), samples=1 + LESSONS // 16, seed=1)
@@ -103,7 +103,7 @@ def taught(target: HFModel, prompts: Sequence[Any]) -> HeadModel:
     tokens = torch.tensor(said[: len(said) // 96 * 96]).reshape(-1, 96)
     student = head.student(target, torch.arange(target.vocabulary), 1, 3)
     library = Library(target, Text(tokens, tokens >= 0, torch.ones(len(tokens))), student.taps, student.tokens)
-    Trainer(library, student, Settings(steps=LESSONS, rows=16)).run(lambda progress: None)
+    Trainer(library, student, TrainSettings(steps=LESSONS, rows=16)).run(lambda progress: None)
     return HeadModel(target, student.network.eval())
 
 
@@ -145,7 +145,7 @@ class Drafters:
                 return NGram(target.vocabulary)
             case "cache":
                 return Recall(target.vocabulary)
-        return Mixed([self[part] for part in name.split("|")])
+        return Fallback([self[part] for part in name.split("|")])
 
 
 def engines(target: HFModel, length: int, rows: int, lean: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def softmax(scores: Array, temperature: float = 1.0, best: Array | None = None) 
 
 
 def entropy(law: Array) -> Array:
-    """[R, 1] in nats."""
+    """Entropy of each row [R, 1] in nats."""
     xp = array_namespace(law)
     return -xp.sum(
         xp.where(law > 0, law * xp.log(xp.where(law > 0, law, law * 0 + 1)), law * 0), axis=-1, keepdims=True
@@ -34,7 +34,7 @@ def entropy(law: Array) -> Array:
 
 
 def cut(scores: Array, remove: Array) -> Array:
-    """Minus infinity where `remove` holds."""
+    """The scores with minus infinity where `remove` is true."""
     return array_namespace(scores).where(remove, float("-inf"), scores)
 
 
@@ -113,7 +113,7 @@ def typical_p(scores: Array, mass: Any) -> Array:
     last = xp.sum(xp.astype(inside < mass, xp.int64), axis=-1)
     last = xp.where(last < scores.shape[-1] - 1, last, last * 0 + scores.shape[-1] - 1)
     furthest = at(xp.take_along_axis(distance, order, axis=-1), last)[:, None]
-    return cut(scores, (distance > furthest) & (mass < 1))  # a schedule's 1 is off: sums may round to it too soon
+    return cut(scores, (distance > furthest) & (mass < 1))  # 1 means off: sums may round up to it too soon
 
 
 def epsilon_cutoff(scores: Array, floor: Any) -> Array:

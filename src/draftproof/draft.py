@@ -1,4 +1,4 @@
-"""The nouns: a Tree of draft tokens, and a Draft of them with the laws of both models."""
+"""Tree is the shape of a draft; Draft is a tree of draft tokens with the laws of drafter and target."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from array_api_compat import array_namespace
 from draftproof.errors import DraftproofError, whole
 from draftproof.law import Array, row
 
-LARGEST = 4096  # guesses of a tree by name: far more than any model reads at once
-# that a first, second, ... guess of a token is the accepted one: the shipped head's at temperature 1, about
+LARGEST = 4096  # guesses in a tree given by name: far more than a model verifies in one call
+# acceptance rate of the first, second, ... guess for one token: about those of the shipped head at temperature 1
 CHANCES = (0.63, 0.09, 0.04, 0.025, 0.012)
 
 
@@ -70,7 +70,7 @@ class Tree(NamedTuple):
 
     @staticmethod
     def best(guesses: int, depth: int) -> Tree:
-        """The guesses that gain most, at most so many and none below `depth`, where `CHANCES` are true.
+        """The tree with the most expected tokens under `CHANCES`: at most `guesses` nodes, none below `depth`.
 
         >>> Tree.best(6, 3).parent
         (-1, 0, 0, 1, 1, 2, 3)
@@ -103,11 +103,11 @@ class Tree(NamedTuple):
         raise DraftproofError(f"unknown tree {text!r}: use chain:5, star:4, paths:4x5, of:3x2x1 or best:20x5")
 
     def check(self) -> Tree:
-        """The tree itself, if its nodes are numbered as they must be: elsewhere guesses would be lost unseen."""
+        """Return the tree, or raise if it is not numbered level by level: its guesses would be lost silently."""
         parents = enumerate(self.parent[1:], start=1)
         rooted = self.parent[:1] == (-1,) and all(0 <= parent < node for node, parent in parents)
         if not rooted or list(self.depth) != sorted(self.depth):
-            raise DraftproofError(f"{self} is not numbered level by level from (-1, 0, ...) on: sort its nodes so")
+            raise DraftproofError(f"{self} is not numbered level by level: sort its nodes by depth, root -1 first")
         return self
 
     @property
@@ -136,7 +136,7 @@ class Tree(NamedTuple):
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The nodes that have children: after those there is something to guess."""
+        """The nodes that have children."""
         return tuple(sorted(set(self.parent[1:])))
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ class Tree(NamedTuple):
 
     @property
     def ways(self) -> tuple[tuple[int, ...], ...]:
-        """The path to each node, filled up with 0 to the depth of the tree: a table."""
+        """The path to each node as a table, padded with 0 to the depth of the tree."""
         deepest = self.depth[-1]
         return tuple((*self.path(node), *(0,) * deepest)[:deepest] for node in range(self.size))
 
@@ -176,13 +176,13 @@ class Node(NamedTuple):
 def grow(acc: Sequence[float], most: int, depth: int) -> list[Node]:
     """Up to `most` nodes in the order in which they are worth having, none below `depth`; the first is the root.
 
-    A tree's expected tokens are the sum of its nodes' values, each the product of `acc` on the way there. A child is
-    worth less than its parent and a sibling less than its elder, so taking the best node that is within reach, again
-    and again, gives the best tree of every size.
+    A tree's expected tokens are the sum of its nodes' values, each the product of `acc` on the path to it. A child is
+    worth less than its parent and a sibling less than its elder, so repeatedly taking the best node within reach
+    gives the best tree of every size.
     """
     if any(later > earlier for earlier, later in pairwise(acc)):
         raise DraftproofError(f"acceptance by sibling must not increase, not {list(acc)}: give the likeliest first")
-    # value with its sign changed, depth, place, value of the parent
+    # negated value, depth, place, value of the parent
     heap: list[tuple[float, int, tuple[int, ...], float]] = [(-1.0, 0, (), 1.0)]
     nodes: list[Node] = []
     while heap and len(nodes) < most:
@@ -221,27 +221,27 @@ class Draft(NamedTuple):
         """The children [B] of node [B], one entry a sibling in draw order; -1 where there are fewer."""
         xp = array_namespace(self.tokens)
         children = [self.tree.children(n) for n in range(self.tree.size)]
-        found = []
+        columns = []
         for k in range(max(map(len, children))):
             child = node * 0 - 1
             for n, below in enumerate(children):
                 if k < len(below):
                     child = xp.where(node == n, node * 0 + below[k], child)
-            found.append(child)
-        return found
+            columns.append(child)
+        return columns
 
     def guesses(self, node: Array) -> list[Array]:
         """The tokens [B] guessed after node [B], one entry a sibling in draw order; -1 where there are fewer."""
         xp = array_namespace(self.tokens)
-        found = []
+        tokens = []
         for child in self.children(node):
             token = row(self.tokens, xp.where(child < 0, child * 0, child))
-            found.append(xp.where(child < 0, child, token))
-        return found
+            tokens.append(xp.where(child < 0, child, token))
+        return tokens
 
 
 class Selection(NamedTuple):
-    """One path of a tree, chosen by a rule whose outcome has a known law: several drafts made one (Khisti et al.)."""
+    """One path of a tree, chosen by a rule whose outcome has a known law: one draft out of several (Khisti et al.)."""
 
     nodes: Array  # [B, L] the chosen path's nodes in the tree, node 0 first
     chain: Draft  # that path as a chain of L nodes; its q rows are the law of the chosen tokens

@@ -9,21 +9,21 @@ from typing import Any
 
 
 class DraftproofError(ValueError):
-    """Something the caller can mend; the command line prints it as one line and exits with 2."""
+    """An error that the caller can fix; the command line prints it as one line and exits with 2."""
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.3) -> str | None:
-    """The known name that a mistyped word most resembles, for a hint; None if none does."""
+    """The known name that a mistyped word most resembles, for a hint; None if none is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def whole(name: str, number: Any, least: int = 1) -> int:
-    """The number, if it is a whole one, of any library, and at least so large."""
+    """Return an integer of any library as an int, or raise if it is not one of at least `least`."""
     if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
         raise DraftproofError(f"{name} must be a whole number of at least {least}, not {number!r}")
     return int(number)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, or its kind if it says nothing."""
+    """The first line of an error's message, or its class name if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

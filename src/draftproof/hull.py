@@ -2,7 +2,7 @@
 
 Sort the draft's support by p/q and let L be the draft mass below each boundary. Cut that order into classes; of the
 best class that holds a draft take the first draft. A class from L to L' is taken with probability L'^K - L^K, shared
-inside in proportion to q. What remains is to choose the cuts, at random.
+inside in proportion to q. It remains to choose the cuts, at random.
 
 Hull: the best law `a` of the pick is read off the upper concave hull of the points (p mass, L^K); on each edge it is a
 multiple of p. Peel: with A the cumulated a, the cuts for a uniform u are the vertices of the lower convex hull of the
@@ -23,7 +23,7 @@ from draftproof.law import divide
 Row = Any  # NumPy array of float64 or of Fractions
 
 
-class Plan(NamedTuple):
+class HullPlan(NamedTuple):
     """How to pick one of K i.i.d. drafts. Places 1..m number the order; boundary k lies between places k and k + 1."""
 
     siblings: int  # K
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
         return law
 
 
-def plan(p: Row, q: Row, siblings: int) -> Plan:
+def plan(p: Row, q: Row, siblings: int) -> HullPlan:
     """Plan for one row: p [V] target's law, q [V] draft's law (somewhere positive), K siblings drawn i.i.d. from q."""
     support = np.nonzero(q > 0)[0]
     order = support[np.argsort(p[support] / q[support], kind="stable")]
@@ -53,10 +53,10 @@ def plan(p: Row, q: Row, siblings: int) -> Plan:
     p, q = p[order], q[order] / q[order].sum()
     L = _cumulated(q)
     vertices, a = _hull(p, q, q * _complete(siblings - 1, L[:-1], L[1:]))
-    return Plan(siblings, place, order, q, a, L, _cumulated(a), L**siblings, vertices)
+    return HullPlan(siblings, place, order, q, a, L, _cumulated(a), L**siblings, vertices)
 
 
-def winner(plan: Plan, tokens: Row) -> list[Any]:
+def winner(plan: HullPlan, tokens: Row) -> list[Any]:
     """Probability over u that each of the drafts [K] is the pick: the first one in the class of the highest."""
     places = [int(place) for place in plan.place[tokens]]
     top = max(places)
@@ -68,7 +68,7 @@ def winner(plan: Plan, tokens: Row) -> list[Any]:
     return chances
 
 
-def threshold(plan: Plan, place: int, top: int) -> Any:
+def threshold(plan: HullPlan, place: int, top: int) -> Any:
     """The u from which on `place` <= `top` lie in one class: the largest u at which a boundary between them cuts.
 
     Between cuts i and j boundary k cuts for u below the ratio of two sags under the chord from i to j, that of A and
@@ -85,7 +85,7 @@ def threshold(plan: Plan, place: int, top: int) -> Any:
         i, j = narrower
 
 
-def segment(plan: Plan, place: int, u: Any) -> tuple[int, int]:
+def segment(plan: HullPlan, place: int, u: Any) -> tuple[int, int]:
     """(i, j): the class of a place for this u holds places i + 1 .. j, draft mass L[i] to L[j]."""
     return _chord(plan, place, place, u, *_edge(plan, place))
 
@@ -104,17 +104,17 @@ def exchanged(p: Row, a: Row, fixed: list[int]) -> tuple[Any, Row]:
     order = order[np.argsort(p[order] / a[order], kind="stable")]
     scale = (np.cumsum(a[order]) / (sure + np.cumsum(p[order]))).max()
     law = np.where(scale * p < a, scale * p, a)
-    law[fixed] = (a - law).sum() * p[fixed] / sure  # what was exchanged indeed: a rounded scale leaves the law true
+    law[fixed] = (a - law).sum() * p[fixed] / sure  # mass really exchanged: no rounded scale in it
     return scale, law
 
 
-def _edge(plan: Plan, place: int) -> tuple[int, int]:
+def _edge(plan: HullPlan, place: int) -> tuple[int, int]:
     """The first hull's edge (i, j) with i < place <= j."""
     n = int(np.searchsorted(plan.vertices, place))
     return int(plan.vertices[n - 1]), int(plan.vertices[n])
 
 
-def _cuts_until(plan: Plan, i: int, j: int) -> Row:
+def _cuts_until(plan: HullPlan, i: int, j: int) -> Row:
     """[j - i - 1]: for each boundary between cuts i and j, the u from which on it is not below their chord."""
     q, a, L = plan.q[i:j], plan.a[i:j], plan.L
     left, right = np.cumsum(q)[:-1], np.cumsum(q[::-1])[-2::-1]
@@ -125,11 +125,11 @@ def _cuts_until(plan: Plan, i: int, j: int) -> Row:
     return sag / np.where(curve > 0, curve, 1)  # masses so small that their powers vanish have no sag either
 
 
-def _chord(plan: Plan, place: int, top: int, u: Any, i: int, j: int) -> tuple[int, int]:
+def _chord(plan: HullPlan, place: int, top: int, u: Any, i: int, j: int) -> tuple[int, int]:
     """The edge over `place` to `top` of the lower convex hull of (L, A - u L^K) between boundaries i and j.
 
     Start with the chord from i to j and move its ends to the lowest point under it on either side, until there is none.
-    Points that rounding cannot tell from collinear might take turns for ever: then any of them will do.
+    Points that rounding makes collinear could alternate for ever; then either of them will do.
     """
     first, L = i, plan.L[i : j + 1]
     curve = plan.A[i : j + 1] - u * plan.C[i : j + 1]

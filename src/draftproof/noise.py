@@ -1,8 +1,8 @@
-"""Uniforms by counting, not by state (Philox4x32-10, Salmon et al., SC 2011): a number is a function of its name.
+"""Counter-based random numbers without state (Philox4x32-10, Salmon et al., SC 2011).
 
-The name is (seed, request, step, lane, index), so no uniform is used twice, and a text does not depend on what else is
-in the batch. The step is part of the name because rules that look ahead (block verification) are wrong when a position
-that is drafted again sees the same numbers again.
+A uniform is a function of (seed, request, step, lane, index), so none is used twice, and a text does not depend on what
+else is in the batch. The step is among them because rules that look ahead (block verification) are wrong when a
+position that is drafted again sees the same numbers again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Lane(IntEnum):
     STOP = 1  # the last accepted node
     NEXT = 2  # the emitted token
     SELECT = 3  # a selector's inner choices
-    RACE = 4  # the exponentials that drafter and target share; named by position, see `races`
+    RACE = 4  # the exponentials that drafter and target share; keyed by position, see `races`
 
 
 def uniforms(seed: Array, request: Array, step: Array, lane: Lane, count: int) -> Array:
@@ -37,15 +37,15 @@ def uniforms(seed: Array, request: Array, step: Array, lane: Lane, count: int) -
 
 
 def uniform(seed: int, request: int, step: int, lane: Lane, index: int) -> float:
-    """One of those numbers. A few at a time are quicker made so: arrays of one number cost a hundred times the sum."""
+    """One of the numbers of `uniforms`; for a few of them about a hundred times faster than arrays."""
     high, low, _, _ = philox((index, int(lane), step, request), (seed & WORD, seed >> 32 & WORD))
     return float(((high >> 5) * 2**26 + (low >> 6)) * 2.0**-53)
 
 
 def races(seed: Array, request: Array, position: Array, size: int, streams: int = 1) -> Array:
-    """[B, streams, size] standard exponentials, one for each token of a vocabulary, to be shared by all who guess it.
+    """[B, streams, size] standard exponentials, one for each token of a vocabulary, shared by drafter and target.
 
-    Named by the absolute position in the output, not by the step: the token at that position is the only thing these
+    Keyed by the absolute position in the output, not by the step: the token at that position is the only thing these
     numbers decide, however often the position is drafted, so seeing them again does no harm. The first `size` numbers
     stay the same when a vocabulary is padded.
     """
@@ -91,7 +91,7 @@ def _multiply(a: int, b: Array) -> tuple[Array, Array]:
 
 
 def check_seed(seed: int) -> int:
-    """The seed itself if it fits the key, else an error."""
+    """Return the seed as an int, or raise if it does not fit the key."""
     if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise DraftproofError(f"seed must be an integer from 0 to 2**63 - 1, not {seed!r}")
     return int(seed)

@@ -1,4 +1,4 @@
-"""Files of the user: the cache folder, files to be read and files to be written."""
+"""The cache folder, and files that the user asks to read or to write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftproof.errors import DraftproofError
 
 
 def cache_folder() -> Path:
-    """Where models are kept: $DRAFTPROOF_CACHE, else the user's cache folder."""
+    """Where models are stored: $DRAFTPROOF_CACHE, else the user's cache folder."""
     chosen, base = os.environ.get("DRAFTPROOF_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if chosen:
         return Path(chosen)
@@ -22,21 +22,21 @@ def cache_folder() -> Path:
 
 
 def read_text(path: Path, what: str) -> str:
-    """A file's text; `what` it holds, in the plural, is for the complaint."""
+    """Read a text file; `what` names its contents, in the plural, in error messages."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise DraftproofError(f"{what} cannot be read from {path} ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
-        raise DraftproofError(f"{path} is not UTF-8 text (byte {error.start}): save it as such") from error
+        raise DraftproofError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Complain before the work is done, not after; nothing is left behind."""
-    known = path.exists()
+    """Raise before the work begins if a file cannot be written; leaves no file behind."""
+    existed = path.exists()
     try:
         path.open("a").close()
-        if not known:
+        if not existed:
             path.unlink()
     except OSError as error:
-        raise DraftproofError(f"{what} cannot be written to {path} ({error.strerror}): choose another place") from error
+        raise DraftproofError(f"{what} cannot be written to {path} ({error.strerror}): choose another path") from error

@@ -1,8 +1,8 @@
 """The three contracts of a rule, and the registry that finds one by its name.
 
 A Verifier is a law and exact, a Coupling shares noise between drafter and target and is exact, a Lossy rule gives up
-exactness and accounts for it. All of them say which trees and draws they take, so that nobody has to ask which kind of
-rule it is.
+exactness and accounts for it. All of them declare which trees and draws they take, so that callers need not distinguish
+the three kinds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftproof.law import Array
 
 
 def accepts(trees: str, tree: Tree) -> bool:
-    """Whether a shape of draft is among those that "chain", "star", "paths" or "any" stands for."""
+    """Whether a tree has the shape that "chain", "star", "paths" or "any" stands for."""
     match trees:
         case "chain":
             return tree.is_chain
@@ -87,7 +87,7 @@ class Coupling(NamedTuple):
 
     @property
     def draws(self) -> frozenset[str]:
-        """None: it draws by itself, from the shared noise."""
+        """None: a coupling draws the guesses itself, from the shared noise."""
         return frozenset()
 
     @property
@@ -95,7 +95,7 @@ class Coupling(NamedTuple):
         return False
 
     def accepts(self, tree: Tree) -> bool:
-        """Any shape: it decides how many target calls a text takes, never what it says."""
+        """Any shape: it changes how many target calls a text takes, never the text."""
         return True
 
 
@@ -103,7 +103,7 @@ class Lossy(NamedTuple):
     """A rule whose output does not follow the target's law. Chains only; tokens are drawn from q."""
 
     name: str
-    setting: str  # its numbers, in words
+    setting: str  # its parameters as text
     stop: Callable[[Draft], Array]  # [B, N] law of the last kept node
     next: Callable[[Draft, Array], Array]  # [B, V] law of the token emitted after node [B]
     emitted: Callable[[Draft], Array]  # [B, N, V] law of the token after each node, kept or not
@@ -111,7 +111,7 @@ class Lossy(NamedTuple):
 
     @property
     def notice(self) -> str:
-        """What every output and trace made with this rule has to say."""
+        """The warning that every output and trace made with this rule carries."""
         return f"not exact: {self.name} ({self.setting}) changes the target's law; its total variation is accounted for"
 
     @property
@@ -132,7 +132,7 @@ class Lossy(NamedTuple):
         return False
 
     def accepts(self, tree: Tree) -> bool:
-        """Chains alone."""
+        """Chains only."""
         return tree.is_chain
 
 
@@ -141,7 +141,7 @@ Entry = TypeVar("Entry")
 
 
 class Registry(dict[str, Entry]):
-    """Entries by name; a wrong name is refused with the nearest one."""
+    """Entries by name; an unknown name raises an error that suggests the nearest one."""
 
     def __init__(self, kind: str, hint: str = "") -> None:
         """`hint`: where to look if no name is near; else all names are listed."""
@@ -153,11 +153,11 @@ class Registry(dict[str, Entry]):
         if name in self:
             return self[name]
         near = nearest(str(name), self)
-        hint = f"did you mean {near!r}?" if near else self.hint or f"there are {', '.join(self)}."
+        hint = f"did you mean {near!r}?" if near else self.hint or f"choose from {', '.join(self)}."
         raise DraftproofError(f"unknown {self.kind} {name!r}: {hint}")
 
 
 def import_all(package: str, folder: Iterable[str]) -> None:
-    """Import every module of a package but the private ones, so that each can register itself."""
+    """Import all public modules of a package, so that each can register itself."""
     for module in sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_")):
         import_module(f"{package}.{module}")

@@ -1,4 +1,4 @@
-"""Sampling: what the user asks for; law(): the one road from logits to a law, for target and drafter alike.
+"""Sampling settings, and law(), the one function that turns logits into a law, for target and drafter alike.
 
 Every control is applied to each node of a draft with that node's own path as its history, so all of them stay exact
 under speculation. The order is transformers': bias, penalties, masks, user processors, temperature, truncations.
@@ -36,7 +36,7 @@ class Anneal:
 
     def __post_init__(self) -> None:
         if not self.over >= 1:
-            raise DraftproofError(f"Anneal runs over at least one output token, not over={self.over!r}")
+            raise DraftproofError(f"Anneal needs at least one output token to run over, not over={self.over!r}")
 
     def __call__(self, position: Any, evenness: Any) -> Any:
         line = self.start + (self.end - self.start) * position / self.over  # divided last: whole numbers stay whole
@@ -89,7 +89,7 @@ class Sampling:
             value = getattr(self, name)
             if not callable(value) and not (isinstance(value, Real) and inside(value)):
                 raise DraftproofError(f"{name} must be {words}, not {value!r}")
-            if isinstance(value, Real):  # a fraction, or NumPy's, which would be taken for an array
+            if isinstance(value, Real):  # Fractions and NumPy scalars would be taken for arrays later
                 object.__setattr__(self, name, int(value) if isinstance(value, Integral) else float(value))
         for name in ("top_k", "min_new_tokens"):
             if not (callable(getattr(self, name)) or isinstance(getattr(self, name), Integral)):
@@ -98,7 +98,7 @@ class Sampling:
             ids = getattr(self, name)
             if ids is not None and not _are_ids(ids):
                 raise DraftproofError(f"{name} must be a list of token ids, not {ids!r}")
-            if ids is not None:  # whatever held them, such as an array, which is neither true nor equal to another
+            if ids is not None:  # a tuple: arrays have no truth value and do not compare equal
                 object.__setattr__(self, name, tuple(map(int, ids)))
         bias = self.logit_bias
         if not (isinstance(bias, Mapping) and _are_ids(bias) and all(isinstance(b, Real) for b in bias.values())):
@@ -106,23 +106,23 @@ class Sampling:
         if not (isinstance(self.processors, Collection) and all(map(callable, self.processors))):
             raise DraftproofError(f"processors must be a list of functions (ids, scores), not {self.processors!r}")
         if self.allowed is not None and not set(self.allowed) - set(self.banned):
-            raise DraftproofError("no token is left: `allowed` is empty or all of it is banned")
+            raise DraftproofError("no token is left to draw: `allowed` is empty or entirely banned")
 
     @cached_property
     def names_tokens(self) -> bool:
-        """Whether a token's number matters: else a law over some of the tokens can be made from their scores alone."""
+        """Whether a control depends on token ids; if not, the law over some tokens follows from their scores alone."""
         masks = self.logit_bias or self.allowed is not None or len(self.banned)
         return bool(masks or self.reads_history)
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether nothing is cut, so that a law is one softmax."""
+        """Whether no token is ever truncated, so that the law is a plain softmax."""
         cuts = any(getattr(self, name) != off for name, (_, off) in _TRUNCATIONS.items())
         return not (cuts or callable(self.temperature) or self.temperature == 0)
 
     @property
     def ends(self) -> Sequence[int]:
-        """The tokens that end a text, as far as they are said here."""
+        """The end tokens given here; none where the model's own apply."""
         return self.end_tokens or ()
 
     @cached_property
@@ -140,7 +140,7 @@ class Sampling:
 
 
 def _are_ids(tokens: Any) -> bool:
-    """Whether these are whole numbers; that the vocabulary has them is seen when it is known."""
+    """Whether these are whole numbers; `check_tokens` compares them with the vocabulary."""
     return isinstance(tokens, Collection) and all(isinstance(token, int | np.integer) for token in tokens)
 
 
@@ -171,7 +171,7 @@ _TRUNCATIONS: dict[str, tuple[Callable[[Array, Any], Array], float]] = {
 
 
 def check_tokens(sampling: Sampling, size: int) -> None:
-    """Complain about tokens that are named and that a vocabulary of this size has not."""
+    """Raise if a setting names a token that a vocabulary of this size does not have."""
     ends = sampling.ends if sampling.min_new_tokens else ()
     named = {"logit_bias": sampling.logit_bias, "allowed": sampling.allowed or (), "banned": sampling.banned}
     for name, tokens in (named | {"end_tokens": ends}).items():
@@ -191,7 +191,7 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
     best = _check(scores, "the model returned", "check the model's weights and dtype")
     if contexts is None:
         if sampling.reads_history:
-            raise DraftproofError("these controls look at the text so far: pass `contexts`, one for each row of logits")
+            raise DraftproofError("these controls need the text so far: pass `contexts`, one for each row of logits")
         contexts = [Context((), ())] * logits.shape[0]
     if len(contexts) != logits.shape[0]:
         raise DraftproofError(
@@ -219,11 +219,11 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
     if sampling.logit_bias:
         scores = controls.add_bias(scores, _like(_dense(sampling.logit_bias, size), scores))
     if sampling.repetition_penalty != 1:
-        seen = _like(np.stack([_counts(c.prompt + c.output, size) for c in contexts]), scores)
-        scores = controls.penalise_repetition(scores, seen, sampling.repetition_penalty)
+        text_counts = _like(np.stack([_counts(c.prompt + c.output, size) for c in contexts]), scores)
+        scores = controls.penalise_repetition(scores, text_counts, sampling.repetition_penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
-        made = _like(np.stack([_counts(c.output, size) for c in contexts]), scores)
-        scores = controls.penalise_output(scores, made, sampling.presence_penalty, sampling.frequency_penalty)
+        output_counts = _like(np.stack([_counts(c.output, size) for c in contexts]), scores)
+        scores = controls.penalise_output(scores, output_counts, sampling.presence_penalty, sampling.frequency_penalty)
     if sampling.min_new_tokens and sampling.end_tokens:
         early = np.array([[len(c.output) < sampling.min_new_tokens] for c in contexts])
         ends = _dense(dict.fromkeys(sampling.end_tokens, 1.0), size) > 0
@@ -240,10 +240,12 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
             row = scores[r : r + 1]
             for processor in sampling.processors:
                 row = processor(_like(np.array([context.prompt + context.output], dtype=np.int64), scores), row)
-                shape = getattr(row, "shape", None)  # what changes scores in place may forget to return them
+                shape = getattr(row, "shape", None)  # a processor that works in place may forget to return them
                 if shape != (1, size):
-                    made = type(row).__name__ if shape is None else tuple(shape)
-                    raise DraftproofError(f"processor {processor!r} made {made} of (1, {size}): keep the shape")
+                    result = type(row).__name__ if shape is None else f"shape {tuple(shape)}"
+                    raise DraftproofError(
+                        f"processor {processor!r} returned {result}: return scores of shape (1, {size}), as it gets"
+                    )
             rows.append(row)
         scores = xp.concat(rows, axis=0)
     return scores
@@ -258,11 +260,11 @@ def _value(name: str, sampling: Sampling, scores: Array, contexts: Sequence[Cont
     position = xp.astype(_like(np.array([len(c.output) for c in contexts]), scores), scores.dtype)
     evenness = controls.entropy(controls.softmax(scores))[:, 0] / math.log(max(scores.shape[-1], 2))
     evenness = xp.where(evenness < 1, evenness, evenness * 0 + 1)  # a flat row's entropy may round above its maximum
-    given, (inside, words) = control(position, evenness), _RANGES[name]
+    result, (inside, words) = control(position, evenness), _RANGES[name]
     try:
-        value = given + position * 0
+        value = result + position * 0
     except TypeError as error:
-        raise DraftproofError(f"the schedule for {name} gave {given!r}; it must be {words}") from error
+        raise DraftproofError(f"the schedule for {name} gave {result!r}; it must be {words}") from error
     for number in value:
         if not inside(float(number)):
             raise DraftproofError(f"the schedule for {name} gave {float(number)}; it must be {words}")
@@ -285,14 +287,14 @@ def _check(scores: Array, who: str, remedy: str) -> Array:
 
 
 def _dense(values: Mapping[int, float], size: int) -> Any:
-    """[V] array of a sparse mapping."""
+    """A sparse mapping as an array [V]."""
     dense = np.zeros(size)
     dense[list(values)] = list(values.values())
     return dense
 
 
 def _counts(tokens: tuple[int, ...], size: int) -> Any:
-    """[V] how often each token occurs."""
+    """How often each token occurs [V]."""
     return np.bincount(np.array(tokens, dtype=np.int64), minlength=size)[:size]
 
 

@@ -17,7 +17,7 @@ from draftproof.audit.rows import read as laws
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.models.base import sessions
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
@@ -62,7 +62,7 @@ def test_the_guesses_of_a_head_and_of_a_mixture_are_those_of_the_engine():
     """Read from whole transcripts side by side; a mixture's are the n-gram's where it has one."""
     target = tiny.model()
     head = HeadModel(target, network())
-    mixed = Mixed([NGram(tiny.VOCABULARY), head])
+    mixed = Fallback([NGram(tiny.VOCABULARY), head])
     texts = [
         Transcript((65, 66, 67, 65, 66), (67, 65, 70), Sampling()),
         Transcript((70,), (71, 72, 73, 74), Sampling()),
@@ -83,13 +83,13 @@ def test_the_guesses_of_a_head_and_of_a_mixture_are_those_of_the_engine():
 def test_our_engine_is_exact_with_other_drafters(name):
     target = tiny.model()
     ngram, head, cache = NGram(tiny.VOCABULARY), HeadModel(target, network()), Recall(tiny.VOCABULARY)
-    draft = {"head": head, "ngram|head": Mixed([ngram, head]), "cache": cache}[name]
+    draft = {"head": head, "ngram|head": Fallback([ngram, head]), "cache": cache}[name]
     settings = {"samples": 8, "max_new_tokens": 25, "seed": 1, "rows": 5}
     made = list(collect.engine(target, PROMPTS, COOL, draft=draft, tree=Tree.chain(3), **settings))
     assert [text.prompt for text in made] == [prompt for prompt in PROMPTS for _ in range(8)]  # as they were asked for
     assert 0 < np.mean([flag for text in made for flag in text.accepted]) < 1
     if name == "cache":
-        with pytest.raises(DraftproofError, match="depends on all that it had seen: audit without a draft"):
+        with pytest.raises(DraftproofError, match="depend on all text it had seen: audit without a draft"):
             audit(made, target, draft=draft)
     found = audit(made, target, draft=None if name == "cache" else draft)
     assert found.exact, found.text()
@@ -155,9 +155,9 @@ def test_transformers_greedy(how):
 def test_what_an_engine_cannot_do_is_an_error():
     target = tiny.model()
     for sampling in (Sampling(presence_penalty=0.1), Sampling(temperature=Anneal(1, 2, over=3))):
-        with pytest.raises(DraftproofError, match=r"transformers' generate has no .* leave it out"):
+        with pytest.raises(DraftproofError, match=r"transformers' generate does not support .* leave it out"):
             next(collect.transformers(target, PROMPTS, sampling))
-    with pytest.raises(DraftproofError, match=r"a completions endpoint has no typical_p=0\.5"):
+    with pytest.raises(DraftproofError, match=r"a completions endpoint does not support typical_p=0\.5"):
         next(collect.endpoint("http://127.0.0.1:1", "m", target, PROMPTS, Sampling(typical_p=0.5)))
 
 
@@ -244,7 +244,7 @@ def test_ids_made_from_text_are_marked_and_reported(server, tmp_path):
     write(tmp_path / "t.jsonl", ask(server, "text"))
     again = list(read(tmp_path / "t.jsonl", tiny.model()))
     assert all(text.retokenised for text in again)
-    assert "4 outputs were tokenised again from text" in audit(again, tiny.model()).text()
+    assert "4 outputs were tokenised again from their text" in audit(again, tiny.model()).text()
 
 
 def test_an_end_that_the_server_leaves_out_is_put_back(server):

@@ -11,9 +11,9 @@ import torch
 
 from draftproof.audit import alternatives as faults
 from draftproof.audit import cells
-from draftproof.audit.alternatives import Rows, alternatives, condensed, derived, payoffs
+from draftproof.audit.alternatives import AuditRows, alternatives, condensed, derived, payoffs
 from draftproof.audit.evidence import Evidence
-from draftproof.audit.rows import Read, rows
+from draftproof.audit.rows import ReadTranscript, rows
 from draftproof.audit.transcripts import Transcript
 from draftproof.law import residual, sample
 from draftproof.sampling import Sampling, law
@@ -22,7 +22,7 @@ from tests.support.faults import auditor, chain, feed, plain, rows_of, softmax, 
 V = 7
 
 
-def laws(seed: int, count: int = 30) -> Rows:
+def laws(seed: int, count: int = 30) -> AuditRows:
     """Rows with zeros in p, ties, and drafts without a guess; y runs through the vocabulary for each of them."""
     chance = np.random.default_rng(seed)
 
@@ -35,7 +35,7 @@ def laws(seed: int, count: int = 30) -> Rows:
     q[: 3 * V] = 0
     y = np.tile(np.arange(V), count)
     seen = chance.random((count, V)).repeat(V, axis=0) < 0.4
-    return derived(Rows(p, y, seen, q, weights(), weights()))
+    return derived(AuditRows(p, y, seen, q, weights(), weights()))
 
 
 @pytest.mark.parametrize("alternative", alternatives(draft=True), ids=lambda a: a.says)
@@ -83,7 +83,7 @@ def test_ratios_of_fractions_have_mean_one_without_any_error():
     for _ in range(20):
         p, q = (np.array([[Fraction(int(w), 100) for w in chance.multinomial(100, [1 / V] * V)]]) for _ in range(2))
         ordered = np.array([sorted(p[0], reverse=True)])
-        made = Rows(p, np.array([0]), p > 1, q, ordered=ordered, rejected=residual(p, q))
+        made = AuditRows(p, np.array([0]), p > 1, q, ordered=ordered, rejected=residual(p, q))
         for fault in exact:
             a = fault(made)[0]
             assert sum(a) == 1
@@ -134,7 +134,7 @@ def test_the_rest_of_a_large_vocabulary_is_two_columns(kind, monkeypatch):
     q = [[0.1, 0.0, 0.2, 0.0, 0.1, 0.6, 0.0], [0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0]]
     seen = [[False] * 7, [True] + [False] * 6]  # what was said before keeps its column, however unlikely it is
     for y, columns in (((5, 6), (2, 4)), ((3, 4), (3, 1)), ((0, 0), (4, 0)), ((4, 5), (4, 2))):
-        made = condensed(Rows(kind(p), kind(y), kind(seen), kind(q)))
+        made = condensed(AuditRows(kind(p), kind(y), kind(seen), kind(q)))
         assert made.y.tolist() == list(columns)
     assert made.ids.tolist() == [[1, 2, 5, -2, -3], [0, 4, 5, faults.EMPTY, -3]]
     assert np.asarray(made.p) == pytest.approx(np.array([[0.3, 0.1, 0.5, 0.1, 0.0], [0.0, 0.4, 0.6, 0.0, 0.0]]))
@@ -159,18 +159,18 @@ def test_a_cut_that_noise_moves_is_no_evidence():
     logits = np.log(np.array([[0.5, 0.2, 0.1 + 1e-9, 0.1, 0.06, 0.04]]))
     for kept, alarm in ((2, False), (3, False), (4, True)):
         text = Transcript((0,), (kept,), Sampling(top_p=0.8))
-        made, void = rows([(Read(text, logits, None), range(1))], 1e-4)
+        made, void = rows([(ReadTranscript(text, logits, None), range(1))], 1e-4)
         assert bool(void[0]) == (not alarm)
         assert made.p[0].tolist() == pytest.approx([5 / 7, 2 / 7, 0, 0, 0, 0])
     greedy = Transcript((0,), (1,), Sampling(temperature=0))
     for gap, void in ((1e-6, True), (0.1, False)):
         scores = np.array([[1.0, 1.0 - gap, -3.0]])
-        assert bool(rows([(Read(greedy, scores, None), range(1))], 1e-4)[1][0]) == void
+        assert bool(rows([(ReadTranscript(greedy, scores, None), range(1))], 1e-4)[1][0]) == void
     strict = Transcript((0,), (0,), Sampling(min_p=0.98))  # near 1, where there is no room for the allowance
-    assert rows([(Read(strict, scores, None), range(1))], 0.03)[0].p[0].tolist() == [1, 0, 0]
+    assert rows([(ReadTranscript(strict, scores, None), range(1))], 0.03)[0].p[0].tolist() == [1, 0, 0]
     both = Transcript((0,), (3, 5), Sampling(top_p=0.9, typical_p=0.95))  # token 3 is at the edge, 5 far beyond it
     scores = np.log([[0.591, 0.201, 0.126, 0.041, 0.031, 0.010]] * 2)
-    assert rows([(Read(both, scores, None), range(2))], 0.03)[1].tolist() == [True, False]
+    assert rows([(ReadTranscript(both, scores, None), range(2))], 0.03)[1].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_surely_stays_and_surely_goes_does_so_whatever_the_noise(sampling):
     text, parted = Transcript((0,), tuple(range(size)), sampling), 0
     for n in range(400):
         logits = chance.normal(size=size) if n % 2 else chance.integers(-3, 4, size=size) / 2
-        made, void = rows([(Read(text, np.stack([logits] * size), None), range(size))], tolerance)
+        made, void = rows([(ReadTranscript(text, np.stack([logits] * size), None), range(size))], tolerance)
         stays = made.p[0] > 0
         noise = chance.uniform(-tolerance, tolerance, size=(20, size))
         engine = law(logits + np.concatenate([noise, np.sign(noise) * tolerance]), sampling) > 0

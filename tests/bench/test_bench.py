@@ -10,7 +10,7 @@ import pytest
 from draftproof.bench import demo, engine, inflate, ours, theirs
 from draftproof.bench.pair import open_pair, prompts
 from draftproof.bench.rows import Facts, Setting, rows
-from draftproof.bench.turns import Run, Way, Workload, open_ways, take_turns
+from draftproof.bench.turns import Candidate, Run, Workload, take_turns, warm_up
 from draftproof.commands import cli
 from draftproof.errors import DraftproofError
 from scripts import performance
@@ -100,7 +100,7 @@ def test_one_text_after_another():
     def ready(workload):
         return write
 
-    both = demo.alone(Way("x", ready)).open(Workload(1, 5, 1))([(1,), (2,)], 1.0, 7)
+    both = demo.alone(Candidate("x", ready)).open(Workload(1, 5, 1))([(1,), (2,)], 1.0, 7)
     assert (both.tokens, both.calls, both.phases) == (10, 6, {"target": 2.0})
     assert seen == [(((1,),), 7), (((2,),), 8)]
 
@@ -134,9 +134,9 @@ def test_ways_take_turns_and_one_that_fails_is_left_out():
                 raise RuntimeError("no compiler\nfound")
             return Run(1, 1, {})
 
-        return Way(name, lambda workload: write)
+        return Candidate(name, lambda workload: write)
 
-    ready = open_ways([way("a"), way("broken"), way("b")], Workload(1, 1, 1), "p", [1.0], "cpu", notices.append)
+    ready = warm_up([way("a"), way("broken"), way("b")], Workload(1, 1, 1), "p", [1.0], "cpu", notices.append)
     order.clear()
     runs = take_turns(ready, ["p", "q"], 0.8, 5, "cpu")
     assert order == [("a", "p", 0.8, 5), ("b", "p", 0.8, 5), ("a", "q", 0.8, 6), ("b", "q", 0.8, 6)]
@@ -169,7 +169,7 @@ def test_prompts_in_groups(folders, tmp_path):
     ids = {text: tuple(tiny.tokenizer()(text)["input_ids"]) for text in ("x", "zz", "w")}
     assert prompts(pair, file, "kind") == {"b": [ids["x"], ids["w"]], "a": [ids["zz"]]}
     assert prompts(pair, file, None) == {"": list(ids.values())}
-    with pytest.raises(DraftproofError, match=r"has no field 'category': it has kind, turns"):
+    with pytest.raises(DraftproofError, match=r"has no field 'category': choose from kind, turns"):
         prompts(pair, file, "category")
     with pytest.raises(DraftproofError, match=r"grouped by a field of a \.jsonl file: give one with --prompts"):
         prompts(pair, None, "kind")
@@ -188,19 +188,19 @@ def test_the_target_may_be_inflated_and_the_drafter_blurred(folders, monkeypatch
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--batch", "1,x"), "batch takes numbers with commas between them, not '1,x'"),
+        (("--batch", "1,x"), "batch takes numbers separated by commas, not '1,x'"),
         (("--batch", "0"), "batch must be at least 1, not 0"),
         (("--temperature", "-1"), "temperature must be 0 or more, not -1.0"),
         (("--verify", "blok"), "unknown verifier 'blok'"),
         (("--tree", "star:2"), "verifier 'block' works on chain drafts only: choose such a tree"),
         (("--inflate", "9b"), "unknown shape '9b'"),
-        (("--inflate", "8b", "--dtype", "int8"), "inflate makes float weights, not those of int8"),
+        (("--inflate", "8b", "--dtype", "int8"), "inflate does not work with int8 weights"),
         (("--inflate", "8b", "--dtype", "float33"), "unknown dtype 'float33': use float32"),
-        (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs a model with float weights"),
-        (("--blur", "0.1"), "blur needs a model with float weights as drafter, not 'ngram' in float32"),
+        (("--dtype", "int8", "--draft", "TARGET", "--blur", "0.1"), "blur needs a draft model with float weights"),
+        (("--blur", "0.1"), "blur needs a draft model with float weights, not 'ngram' in float32"),
         (("--blur", "2"), "blur must be from 0 to 1, not 2.0"),
         (("--seed", "-1"), "seed must be an integer from 0"),
-        (("--only", "nobody"), "--only nobody leaves nothing to measure: there are draftproof plain"),
+        (("--only", "nobody"), "--only nobody leaves nothing to measure: choose from draftproof plain"),
     ],
 )
 def test_mistakes_are_one_line(bench, folders, words, said):

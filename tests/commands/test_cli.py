@@ -131,7 +131,7 @@ def test_a_cache_that_cannot_be_written_is_told(draftproof, monkeypatch, tmp_pat
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "file" / "cache"))
     code, out, err = draftproof("generate", "x")
     assert (code, out) == (2, "")
-    assert err.startswith(f"error: the default model cannot be kept in {tmp_path / 'file' / 'cache'} (")
+    assert err.startswith(f"error: the default model cannot be stored in {tmp_path / 'file' / 'cache'} (")
     assert "set DRAFTPROOF_CACHE" in err
     assert err.count("\n") == 1
 
@@ -198,7 +198,10 @@ def test_the_list_names_every_verifier(draftproof):
             "--reproducible and --lossy typical name different",
         ),
         (["generate", "x", "--target", ""], "unknown model ''"),
-        (["generate", "caf\udce9", "--target", "FOLDER"], "the prompt has bytes that are no text: give it in UTF-8"),
+        (
+            ["generate", "caf\udce9", "--target", "FOLDER"],
+            "the prompt contains bytes that are not text: give it in UTF-8",
+        ),
         (["generate", "", "--target", "FOLDER"], "the prompt is empty"),
         (["generate", "x" * 200, "--target", "FOLDER"], "the prompt has 200 tokens but the context"),
         (["generate", "x", "--target", "FOLDER", "--tree", "star:3"], "'block' works on chain drafts only"),

@@ -18,7 +18,7 @@ from draftproof.verify import _pick, sbv_plan
 from tests.support.tables import correlated, table
 
 
-def law_of_the_pick(plan: hull.Plan, q: Any) -> Any:
+def law_of_the_pick(plan: hull.HullPlan, q: Any) -> Any:
     """Summed over every outcome of the guesses."""
     law = q * 0
     for guess in itertools.product(np.nonzero(q > 0)[0].tolist(), repeat=plan.siblings):

@@ -24,7 +24,7 @@ from draftproof.distill.job import Job
 from draftproof.distill.run import distil
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
-from draftproof.distill.train import Settings, Trainer
+from draftproof.distill.train import Trainer, TrainSettings
 from draftproof.errors import DraftproofError
 from draftproof.theory import acceptance
 from tests.support import tiny
@@ -157,7 +157,7 @@ def test_a_folder_belongs_to_one_run(run: Path, lines: Path) -> None:
         ({"data": ("absent.txt",)}, "prompts cannot be read from absent.txt"),
         ({"begin": "absent"}, "no head can be read in absent"),
         ({"begin": "absent", "kind": "model"}, "unknown model 'absent'"),
-        ({"data": ("one.txt", "self")}, "one.txt has one prompt, which is kept apart"),
+        ({"data": ("one.txt", "self")}, "one.txt has only one prompt, which is held out"),
         ({"rate": 0.0}, "rate must be positive"),
         ({"width": 20, "kind": "model"}, "width must be a multiple of 8, not 20"),
     ],
@@ -186,7 +186,7 @@ def test_out_of_memory_halves_the_batch(run: Path) -> None:
 
         watched: Student = student._replace(guesses=greedy)
         library = Library(target, text, student.taps, student.tokens)
-        trainer = Trainer(library, watched, Settings(4, 16))
+        trainer = Trainer(library, watched, TrainSettings(4, 16))
         for _ in range(4):
             trainer.advance()
         return trainer

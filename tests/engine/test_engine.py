@@ -16,7 +16,7 @@ from draftproof.kernels.types import unsupported
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.drafters.ngram import NGram, NGramSession
 from draftproof.models.drafters.recall import Recall
-from draftproof.models.drafters.text_draft import Retold
+from draftproof.models.drafters.text_draft import TextDrafter
 from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel
@@ -240,7 +240,7 @@ def poisoned(seed: int = 0) -> HFModel:
 def test_a_text_whose_states_are_not_numbers_leaves_none_of_them_in_its_row(draft, place):
     target = poisoned()
     small = poisoned(seed=1)
-    drafts = {"model": small, "text": Retold(target, small), "head": HeadModel(target, network())}
+    drafts = {"model": small, "text": TextDrafter(target, small), "head": HeadModel(target, network())}
     how = {"max_new_tokens": 20, "seed": 1, "sampling": dp.Sampling(end_tokens=(), banned=[200])}
     engine = dp.Engine(target, draft=drafts.get(draft), rows=3, length=80)
     prompts = [list(range(60, 90)), [70, 71]]  # one is longer than the wrong text, so what that leaves is looked at
@@ -318,7 +318,7 @@ def test_a_request_of_another_engine_is_left_alone():
     with pytest.raises(dp.DraftproofError, match="cancel takes a request that add_request returned, not 3"):
         mine.cancel(3)
     for request in (running, waiting):
-        with pytest.raises(dp.DraftproofError, match="not of this engine: cancel it where it was added"):
+        with pytest.raises(dp.DraftproofError, match="belongs to another engine: cancel it where it was added"):
             other.cancel(request)
     assert not other.scheduler._flights  # nor is anything opened for it
     finish(mine)
@@ -327,7 +327,7 @@ def test_a_request_of_another_engine_is_left_alone():
 
 def test_mistakes_are_named_at_once():
     engine = dp.Engine(tiny.model(), draft=None, rows=1, length=20)
-    with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit 20"):
+    with pytest.raises(dp.DraftproofError, match="3 tokens of prompt and 18 of text do not fit into 20"):
         engine.add_request("abc", max_new_tokens=18)
     with pytest.raises(dp.DraftproofError, match="max_new_tokens must be a whole number of at least 1, not 0"):
         engine.add_request("abc", max_new_tokens=0)

@@ -42,7 +42,7 @@ def test_several_drafters_side_by_side(name):
     target = table(1, size=3, floor=0.2)
     counts, _ = samples(target, [table(2, 3), table(3, 3)], verify.get(name), dp.Tree.of(2, 1), count=2500)
     gof.check(counts, target_law(target.rows, 3, PROMPT))
-    with pytest.raises(dp.DraftproofError, match="'optimal' takes guesses of one drafter: for several use recursive"):
+    with pytest.raises(dp.DraftproofError, match="'optimal' takes one drafter only: for several use recursive"):
         dp.generate(target, [0], draft=[target, target], verify="optimal", tree=dp.Tree.star(2))
 
 
@@ -407,7 +407,7 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [999]}, "999 is outside the vocabulary"),
-        ({"prompt": [1] * 96}, "prompt has 96 tokens but the context .* holds 96: shorten"),
+        ({"prompt": [1] * 96}, "prompt has 96 tokens but the context .* has 96: shorten"),
         ({"verify": "blok"}, "unknown verifier 'blok': did you mean 'block'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be"),
@@ -416,10 +416,10 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"n": 0}, "n must be a whole number of at least 1, not 0"),
         ({"n": 1.5}, "n must be a whole number of at least 1, not 1.5"),
         ({"n": True}, "n must be a whole number of at least 1, not True"),
-        ({"temperature": 0.7}, r"temperature says how tokens are drawn: give sampling=Sampling\(temperature=...\)"),
+        ({"temperature": 0.7}, r"temperature is a sampling control: pass sampling=Sampling\(temperature=...\)"),
         ({"max_tokens": 7}, "unknown setting 'max_tokens': did you mean 'max_new_tokens'"),
         ({"draft": "ngrm"}, "unknown draft 'ngrm': did you mean 'ngram'"),
-        ({"prompt": b"hello"}, "a prompt is words, chat messages or token ids, not bytes"),
+        ({"prompt": b"hello"}, "a prompt is text, chat messages or token ids, not bytes"),
         ({"tree": "chain:x"}, "unknown tree 'chain:x': use chain:5"),
         ({"tree": 5}, "unknown tree 5: use a Tree"),
         ({"draft": "no-such-model"}, "unknown model 'no-such-model'"),
@@ -430,9 +430,9 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"sampling": {"top_k": 3}}, r"sampling must be a Sampling, .* not \{'top_k': 3\}"),
         ({"draft_sampling": 0.8}, "sampling must be a Sampling, .* not 0.8"),
         ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number of at least 1, not 2.5"),
-        ({"stop": [3]}, "stop takes text, not 3"),
-        ({"stop": 3}, "stop takes text, not 3"),
-        ({"stop": ["x", ""]}, "stop takes text, not '': give strings of at least one letter"),
+        ({"stop": [3]}, "stop must be text, not 3"),
+        ({"stop": 3}, "stop must be text, not 3"),
+        ({"stop": ["x", ""]}, "stop must be text, not '': give strings of at least one character"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "match"}, "is not numbered level by level"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "gumbel"}, "is not numbered level by level"),
         ({"verify": None}, "verify must be the name of a rule, such as 'block', not None"),

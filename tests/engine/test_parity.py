@@ -162,10 +162,11 @@ def test_cancelled_requests(tree):
     assert [text.finish for text in texts][:2] == ["cancelled", "cancelled"]
 
 
+@pytest.mark.parametrize("tree", [CHAIN, TREE])
 @pytest.mark.parametrize("first", [9, 10, 11, 12, 13])
-def test_a_drafter_that_raises_half_way(first):
+def test_a_drafter_that_raises_half_way(first, tree):
     target = tiny.model()
-    texts = compare(target, faulty(1, raises(first)), "block", CHAIN, asked(target, dp.Sampling()))
+    texts = compare(target, faulty(1, raises(first)), "traversal", tree, asked(target, dp.Sampling()))
     assert [dict(text.trace.failures) for text in texts] == [{"the drafter broke": 1}] * 3
     assert any(step.drafted for step in texts[0].trace.steps) or first < 11
     assert not any(step.drafted for step in texts[0].trace.steps[-3:])  # given up

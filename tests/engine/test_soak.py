@@ -72,7 +72,7 @@ def test_a_full_batch_says_so_and_a_cancelled_row_is_free(kind):
     else:
         batch = graph(target, target, "block", dp.Tree.chain(2), 2, 60)
     texts = [ask(target, (65, 66 + r), dp.Sampling(), dp.Sampling(), 30, (1, r)) for r in range(4)]
-    with pytest.raises(dp.DraftproofError, match="there are 2 rows for 3 texts: open more"):
+    with pytest.raises(dp.DraftproofError, match="there are only 2 rows for 3 texts: open more rows"):
         batch.add(texts[:3])
     assert batch.room == 2
     batch.add(texts[:1])

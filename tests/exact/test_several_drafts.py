@@ -17,7 +17,7 @@ from draftproof.rule import Verifier
 from draftproof.theory.acceptance import ACCEPTANCE, sampled
 from draftproof.theory.enumerate import expected_accepted, output_law, target_law
 from draftproof.verify import VERIFIERS, kseq, recursive, recursive_distinct
-from draftproof.verify._topdown import Rule, top_down
+from draftproof.verify._topdown import NodeRule, top_down
 from tests.support.tables import correlated, table
 
 IID, DISTINCT, FIXED, PLAN = (DRAWS[name] for name in ("iid", "distinct", "fixed", "plan"))
@@ -107,7 +107,7 @@ def test_worked_example() -> None:
 # Wrong variants
 
 
-def wrong(rule: Rule, base: str = "recursive") -> Verifier:
+def wrong(rule: NodeRule, base: str = "recursive") -> Verifier:
     stop, next = top_down(rule)
     return VERIFIERS[base]._replace(name="wrong", stop=stop, next=next)
 

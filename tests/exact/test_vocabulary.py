@@ -17,7 +17,7 @@ from draftproof.draws import Draw
 from draftproof.engine.eager.reduced_vocabulary import Rest, merge
 from draftproof.law import normalise
 from draftproof.models.drafters.shared_tokens import Shared
-from draftproof.models.drafters.text_draft import Retold
+from draftproof.models.drafters.text_draft import TextDrafter
 from draftproof.models.table import TableModel
 from draftproof.rule import Verifier
 from draftproof.theory.enumerate import Context, output_law, target_law
@@ -141,15 +141,15 @@ def spoken(rows: Model, tokenizer: Any) -> TableModel:
 
 
 @cache
-def text_model(seed: int) -> tuple[Model, Retold]:
+def text_model(seed: int) -> tuple[Model, TextDrafter]:
     """A target with the tokens a, b, ab and an end, and a drafter that writes in a, b, ba, bab and an end."""
     target = table(2 * seed, 4)
-    return target, Retold(
+    return target, TextDrafter(
         spoken(as_float(target), bpe("ab")), spoken(as_float(table(2 * seed + 1, 5)), bpe("ba", "bab"))
     )
 
 
-def text_draft(target: Model, drafter: Retold, tree: Tree, context: Context) -> Draft:
+def text_draft(target: Model, drafter: TextDrafter, tree: Tree, context: Context) -> Draft:
     """The one draft that there is after this context."""
     session = drafter.session(1, 64)
     session.join(0, context)
@@ -165,7 +165,9 @@ def text_draft(target: Model, drafter: Retold, tree: Tree, context: Context) -> 
     return Draft(tree, tokens, np.stack([*rows, *[p[0] * 0] * (tree.size - len(rows))])[None], p[None])
 
 
-def text_law(verifier: Verifier, target: Model, drafter: Retold, length: int, context: Context) -> dict[Context, Any]:
+def text_law(
+    verifier: Verifier, target: Model, drafter: TextDrafter, length: int, context: Context
+) -> dict[Context, Any]:
     """Law of `length` tokens when steps with drafts of two guesses follow one another."""
     draft = text_draft(target, drafter, Tree.chain(2), context)
     law: Counter = Counter()

@@ -118,7 +118,7 @@ def test_a_dict_is_returned_when_asked_for_and_a_streamer_is_fed():
 
 def test_a_streamer_shows_one_text():
     settings = {**ids("abc", 2), "do_sample": True, "max_new_tokens": 5, "streamer": Collect()}
-    with pytest.raises(dp.DraftproofError, match="a streamer shows one text, here are 2"):
+    with pytest.raises(dp.DraftproofError, match="a streamer takes one text, but there are 2"):
         tiny.network("llama").generate(**settings, custom_generate=dp.custom_generate())
 
 

@@ -161,11 +161,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"assistant_model": tiny.network("llama", 1)}, r"assistant_model is .*: give it to custom_generate\(draft"),
-        ({"synced_gpus": True}, "synced_gpus=True is not possible"),
-        ({"past_key_values": DynamicCache()}, "past_key_values is not possible"),
-        ({"position_ids": torch.arange(3)[None]}, "position_ids is not possible"),
-        ({"inputs_embeds": torch.zeros(1, 3, 32)}, "inputs_embeds is not possible"),
+        ({"assistant_model": tiny.network("llama", 1)}, r"assistant_model is .*: pass it as custom_generate\(draft"),
+        ({"synced_gpus": True}, "synced_gpus=True is not supported"),
+        ({"past_key_values": DynamicCache()}, "past_key_values is not supported"),
+        ({"position_ids": torch.arange(3)[None]}, "position_ids is not supported"),
+        ({"inputs_embeds": torch.zeros(1, 3, 32)}, "inputs_embeds is not supported"),
         ({"attention_mask": torch.zeros(1, 3, dtype=torch.int64)}, "row 0 of input_ids has no token"),
     ],
 )

@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from draftproof.integrations.processors import View, samplings_of
+from draftproof.integrations.processors import PaddedPrompt, samplings_of
 from draftproof.sampling import Context, law
 
 IDS = (3, 1, 3, 5, 3, 1)
@@ -48,7 +48,7 @@ AGAIN, TWICE = RepetitionPenaltyLogitsProcessor(1.5), NoRepeatNGramLogitsProcess
 def test_the_law_is_theirs(processors, left, padding):
     scores = 3 * torch.randn(4, 12, generator=torch.Generator().manual_seed(1)).round(decimals=1)  # with ties
     padded = (7,) * padding + IDS[:4]
-    sampling, guessing = samplings_of(processors, View(padded, 4), sampled=True, draft_temperature=1.5)
+    sampling, guessing = samplings_of(processors, PaddedPrompt(padded, 4), sampled=True, draft_temperature=1.5)
     made = law(scores, sampling, [Context(IDS[:4], IDS[4:])] * 4)
     ids = torch.tensor([padded + IDS[4:]] * 4)
     torch.testing.assert_close(made, LogitsProcessorList(processors)(ids, scores).softmax(-1))
@@ -58,5 +58,5 @@ def test_the_law_is_theirs(processors, left, padding):
 
 
 def test_greedy_is_greedy_whatever_the_heat():
-    for one in samplings_of([HEAT, KEPT], View(IDS, 6), sampled=False, draft_temperature=1.5):
+    for one in samplings_of([HEAT, KEPT], PaddedPrompt(IDS, 6), sampled=False, draft_temperature=1.5):
         assert (one.temperature, one.top_k) == (0.0, 9)

@@ -10,7 +10,7 @@ import torch
 from draftproof import kernels
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
-from draftproof.kernels import Controls, Names, Summary
+from draftproof.kernels import Controls, NoiseKeys, Summary
 from draftproof.sampling import Context, Sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,7 +37,7 @@ def summary(count: int) -> Summary:
 
 def sound(verb: str) -> dict[str, Any]:
     """Arguments that fit."""
-    names = Names(whole(BATCH), whole(BATCH), whole(BATCH))
+    noise = NoiseKeys(whole(BATCH), whole(BATCH), whole(BATCH))
     every: dict[str, dict[str, Any]] = {
         "verify": {
             "target": rows(5), "draft": rows(4), "tokens": whole(BATCH, 4), "controls": controls(5),
@@ -60,7 +60,7 @@ def sound(verb: str) -> dict[str, Any]:
             "drafted": summary(3), "draft_controls": controls(3),
         },
     }  # fmt: skip
-    return {**every[verb], "names": names}
+    return {**every[verb], "noise": noise}
 
 
 def refuse(verb: str, match: str, **wrong: Any) -> None:
@@ -89,7 +89,7 @@ def test_every_tensor_has_its_shape_type_and_device(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_part_of_names_controls_and_summaries_too(verb: str) -> None:
+def test_every_part_of_noise_controls_and_summaries_too(verb: str) -> None:
     for name, parts in sound(verb).items():
         if isinstance(parts, tuple):
             for field, part in parts._asdict().items():
@@ -145,4 +145,4 @@ def test_kernels_run_on_a_gpu_or_in_the_interpreter(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     zero, here = torch.zeros(1, dtype=torch.int64), Controls.of([Sampling()], 1, SIZE)
     with pytest.raises(DraftproofError, match="needs logits on a GPU, not on cpu"):
-        kernels.sample(torch.zeros(1, SIZE), here, Names(zero, zero, zero), backend="triton")
+        kernels.sample(torch.zeros(1, SIZE), here, NoiseKeys(zero, zero, zero), backend="triton")

@@ -1,4 +1,4 @@
-"""The interpreter takes what a compiler refuses: kernels compile for a GPU, though none is there."""
+"""Every kernel compiles for a GPU: Triton's interpreter, which the other tests use, accepts more than the compiler."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.compiling import CONTROLS, NETWORKS
 
 
 def test_kernels_compile_for_controls_and_networks_of_every_kind(tmp_path):
-    place = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    made = subprocess.run(
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    compiled = subprocess.run(
         [sys.executable, str(Path(__file__).parents[1] / "support" / "compiling.py")],
-        env={**os.environ, **place},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert made.stdout.splitlines() == [*CONTROLS, *NETWORKS], made.stderr[-2000:]
+    assert compiled.stdout.splitlines() == [*CONTROLS, *NETWORKS], compiled.stderr[-2000:]

@@ -15,8 +15,8 @@ from draftproof.commands import cli
 from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.law import overlap
-from draftproof.limits import FACTORS, Settings, measure, report
-from draftproof.limits.forest import Case, Forest, cases, compact, reached
+from draftproof.limits import FACTORS, LimitSettings, measure, report
+from draftproof.limits.forest import Forest, RuleCase, cases, compact, reached
 from draftproof.limits.walk import Walk
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.table import TableModel
@@ -36,12 +36,12 @@ def always(row) -> TableModel:
 
 @pytest.fixture(scope="module")
 def measured():
-    return measure(always(P), always(Q), [[0], [1]], Settings(siblings=(1, 2), tokens=60, length=2))
+    return measure(always(P), always(Q), [[0], [1]], LimitSettings(siblings=(1, 2), tokens=60, length=2))
 
 
 @pytest.fixture(scope="module")
 def on_tiny_models():
-    return measure(tiny.model(), tiny.model("llama", 1), ["abcabc"], Settings(siblings=(1, 2), tokens=5, length=3))
+    return measure(tiny.model(), tiny.model("llama", 1), ["abcabc"], LimitSettings(siblings=(1, 2), tokens=5, length=3))
 
 
 # The numbers
@@ -111,10 +111,10 @@ def test_putting_tokens_together_changes_no_stop(name):
 
 
 def test_fewer_paths_are_the_first_of_more_where_the_draw_allows():
-    forest = Forest.of([Case("optimal", "iid", 2), Case("optimal", "iid", 3), Case("nodeplan", "plan", 2)])
+    forest = Forest.of([RuleCase("optimal", "iid", 2), RuleCase("optimal", "iid", 3), RuleCase("nodeplan", "plan", 2)])
     assert forest.width == 5
-    assert list(forest.paths(Case("sbv", "iid", 2))) == [0, 1]
-    assert list(forest.paths(Case("nodeplan", "plan", 2))) == [3, 4]
+    assert list(forest.paths(RuleCase("sbv", "iid", 2))) == [0, 1]
+    assert list(forest.paths(RuleCase("nodeplan", "plan", 2))) == [3, 4]
     tokens = np.arange(11)[None]
     rows = np.ones((1, 11, 4))
     part = forest.part(Draft(Tree.paths(5, 2), tokens, rows, rows), range(3, 5))
@@ -133,14 +133,14 @@ def test_texts_are_the_targets_own(draft, monkeypatch):
     monkeypatch.setattr(Walk, "go_on", lambda walk: (walks.append(walk), go_on(walk)))
     target = tiny.model()
     drafter = NGram(target.vocabulary) if draft == "ngram" else tiny.model("llama", 1)
-    limits.measure(target, drafter, ["abcabcabc"], Settings(siblings=(1, 2), tokens=12, length=2, seed=3))
+    limits.measure(target, drafter, ["abcabcabc"], LimitSettings(siblings=(1, 2), tokens=12, length=2, seed=3))
     plain = dp.generate(target, "abcabcabc", draft=None, max_new_tokens=12, seed=3)
     assert list(walks[-1].row.output) == plain.tokens
 
 
 def test_a_drafter_without_a_guess_accepts_nothing():
     silent = TableModel(lambda context: [0.25] * 4)
-    found = measure(silent, NGram(4, longest=9, shortest=9), [[0]], Settings(siblings=(1, 2), tokens=3))
+    found = measure(silent, NGram(4, longest=9, shortest=9), [[0]], LimitSettings(siblings=(1, 2), tokens=3))
     assert all(rule.acceptance == rule.limit == 0 and rule.tokens == 1 for rule in found.results[0].rules)
     assert "use --draft none: no rule accepted anything." in report.advice(found, found.results[0])
 
@@ -150,7 +150,7 @@ def test_memory_does_not_grow_with_the_prompts():
 
     def peak(count: int) -> int:
         tracemalloc.start()
-        measure(always(wide), always(wide), [[0]] * count, Settings(siblings=(1,), tokens=4, length=2))
+        measure(always(wide), always(wide), [[0]] * count, LimitSettings(siblings=(1,), tokens=4, length=2))
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
@@ -221,7 +221,7 @@ def test_tables_for_people(folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--k", "1,x"], "k takes numbers with commas between them, not '1,x'"),
+        (["--k", "1,x"], "k takes numbers separated by commas, not '1,x'"),
         (["--k", "0"], "k must be from 1 to 64, not 0"),
         (["--temperature", "-1"], "temperature must be 0 (greedy) or a positive number"),
         (["--k", "1,65"], "k must be from 1 to 64, not 1, 65"),
@@ -229,7 +229,7 @@ def test_tables_for_people(folder, tmp_path):
         (["--length", "0"], "length must be at least 1, not 0"),
         (["--draft-top-k", "-2"], "top_k must be 0 (off) or a positive integer"),
         (["--seed", "-1"], "seed must be an integer from 0"),
-        (["--plot", "out.pdf"], "a plot is written as .svg or .png, not as 'out.pdf'"),
+        (["--plot", "out.pdf"], "a plot is a .svg or .png file, not 'out.pdf'"),
         (["--plot", "nowhere/out.svg"], "the plot cannot be written to nowhere/out.svg"),
         (["--draft", "none", "--target", "tiny"], "--draft none finds no drafter for 'tiny'"),
         (["--prompts", "absent.txt"], "prompts cannot be read from absent.txt"),
@@ -248,9 +248,9 @@ def test_mistakes_are_one_line_and_exit_code_2(draftproof, words, message):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "\n \n", "holds no prompt: write one a line"),
+        ("a.txt", "\n \n", "contains no prompt: write one per line"),
         ("a.jsonl", '{"prompt": "x"}\nnothing\n', "line 2 of .* is not JSON"),
-        ("a.jsonl", '{"text": "x"}\n', "line 1 of .* has no prompt: give it as one of prompt, question"),
+        ("a.jsonl", '{"text": "x"}\n', "line 1 of .* has no prompt: put it into one of the fields prompt, question"),
         ("a.jsonl", '["x"]\n', "line 1 of .* has no prompt"),
     ],
 )
@@ -273,7 +273,7 @@ def test_prompts_from_files(tmp_path):
 def test_prompts_that_fill_the_context(on_tiny_models):
     assert on_tiny_models.results[0].positions == 5
     with pytest.raises(dp.DraftproofError, match="the prompts fill the context"):
-        measure(tiny.model(), tiny.model(), ["x" * 90], Settings(tokens=2))
+        measure(tiny.model(), tiny.model(), ["x" * 90], LimitSettings(tokens=2))
 
 
 def test_different_vocabularies_are_refused():

@@ -225,9 +225,9 @@ def test_every_rule_says_that_it_is_not_exact() -> None:
     [
         ("lenence", "unknown lossy rule 'lenence': did you mean 'lenience'"),
         ("lenience:often", "'often' in 'lenience:often' is not a number"),
-        ("lenience:0.5,2", "has 2 numbers, lenience takes only factor"),
+        ("lenience:0.5,2", "has 2 numbers, but lenience takes only factor"),
         ("lenience:0", r"the factor of lenience must be in \(0, 1\], 1 = exact, not 0.0"),
-        ("clipped:0.5", "the ceiling of clipped must be a number from 1"),
+        ("clipped:0.5", "the ceiling of clipped must be a number of at least 1"),
         ("mentored:-1", "the budget of mentored must be a positive number"),
         ("typical:2", "must be in"),
         ("skip:nan", "the entropy of skip must be 0"),

@@ -9,10 +9,10 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from draftproof import DraftproofError, Tree
 from draftproof.models.base import forget
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.shared_tokens import Shared, Translated
-from draftproof.models.drafters.text_draft import Retold
+from draftproof.models.drafters.text_draft import TextDrafter
 from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel
@@ -92,9 +92,9 @@ BYTES = np.arange(tiny.VOCABULARY)
     [
         tiny.model,
         lambda: Memo(tiny.model()),
-        lambda: Mixed([tiny.model(), NGram(tiny.VOCABULARY)]),
+        lambda: Fallback([tiny.model(), NGram(tiny.VOCABULARY)]),
         lambda: Translated(tiny.model(), tiny.model(), Shared(BYTES, BYTES, tiny.VOCABULARY), None),
-        lambda: Retold(tiny.model(), tiny.model("llama", 1)),
+        lambda: TextDrafter(tiny.model(), tiny.model("llama", 1)),
     ],
     ids=["network", "memo", "mixed", "translated", "retold"],
 )

@@ -57,7 +57,7 @@ def test_unknown_names_get_a_hint(name, message):
 
 
 def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
-    with pytest.raises(dp.DraftproofError, match=r"holds no model: a config.json"):
+    with pytest.raises(dp.DraftproofError, match=r"contains no model: it needs a config.json"):
         dp.load(str(tmp_path))
 
 

@@ -158,7 +158,7 @@ def test_a_memo_gives_the_text_of_its_model_and_catches_up():
 def test_a_memos_memory_is_bounded():
     target = Memo(tiny.model(), megabytes=0)
     dp.generate(target, "hello", draft=None, max_new_tokens=10, seed=1)
-    assert len(target.known) == 1
+    assert len(target.cached) == 1
 
 
 def test_what_guessing_adds_to_memory_is_counted_from_the_buffers():

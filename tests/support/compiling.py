@@ -1,4 +1,4 @@
-"""Compiles the kernels for a GPU that is not there, as far as Triton's own language goes, for controls of every kind.
+"""Compile every kernel to Triton IR for a GPU that need not exist, for controls of every kind.
 
 Run by test_compile in a process of its own: Triton decides when it is imported whether it interprets.
 """
@@ -19,8 +19,9 @@ from triton.runtime.jit import JITFunction
 
 from draftproof import kernels
 from draftproof.draft import Tree
-from draftproof.kernels import Controls, Names, Summary
-from draftproof.kernels.chain import launch
+from draftproof.kernels import Controls, NoiseKeys, Summary
+from draftproof.kernels.chain.plan import Tiling
+from draftproof.kernels.chain.workspace import Workspace
 from draftproof.kernels.lib import launching
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.backends import megakernel
@@ -43,7 +44,7 @@ NETWORKS = {"few rows": 2, "many rows": 3}
 
 
 class Absent:
-    """As much of a driver as a compiler asks for."""
+    """A stand-in for the CUDA driver: as much of it as the compiler uses."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -58,18 +59,22 @@ class Absent:
         return torch.device("cpu")
 
 
-def translate(source: Any, target: GPUTarget, options: dict[str, Any]) -> None:
-    """The first part of a compilation, in which types and missing arguments show; the others take most of the time."""
+def translate(source: Any, target: GPUTarget, options: dict[str, Any]) -> object:
+    """The first stage of a compilation, which finds wrong types and missing arguments; the others take far longer.
+
+    The result stands for the kernel, so that a launch with the same types and constants does not translate it again.
+    """
     backend = make_backend(target)
     parsed = backend.parse_options(options)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
     source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+    return object()
 
 
 def pretend() -> None:
-    """Launches compile, and then do nothing."""
+    """Make launches compile and then do nothing."""
     driver.set_active(Absent())
     triton.compiler.compile = translate
     run = JITFunction.run
@@ -89,26 +94,26 @@ def logits(rows: int) -> torch.Tensor:
 
 
 def compile_all(sampling: Sampling) -> None:
-    """A guess, a chain, several guesses after one node, a tree."""
+    """Draft sampling, a chain, several children of one node, and a tree."""
     controls = Controls.of([sampling] * BATCH, NODES, SIZE)
-    names = Names(*(torch.zeros(BATCH, dtype=torch.int64),) * 3)
+    noise = NoiseKeys(*(torch.zeros(BATCH, dtype=torch.int64),) * 3)
     chain, tree = torch.zeros(BATCH, NODES - 1, dtype=torch.int64), Tree.of(1, 2)
-    kernels.sample(logits(1)[:, 0], controls, names, node=1, index=2, tokens=chain[:, :1], backend="triton")
+    kernels.sample(logits(1)[:, 0], controls, noise, node=1, index=2, tokens=chain[:, :1], backend="triton")
     rule = torch.zeros(BATCH, dtype=torch.int32)
     for crest, ranks in ((False, NODES), (True, 1)):
         kept = Summary.empty(BATCH, NODES - 1, torch.device("cpu"), crest)
-        kernels.sample(logits(1)[:, 0], controls, names, summary=kept.at(slice(0, 1)), backend="triton")
-        plan = launch.Plan.of(BATCH, NODES, SIZE)._replace(ranks=ranks)
+        kernels.sample(logits(1)[:, 0], controls, noise, summary=kept.at(slice(0, 1)), backend="triton")
+        tiling = Tiling.of(BATCH, NODES, SIZE)._replace(ranks=ranks)
         kernels.verify(
-            logits(NODES), logits(NODES - 1), chain, controls, rule, names, drafted=kept, backend="triton",
-            workspace=launch.Workspace.of(BATCH, NODES, SIZE, torch.device("cpu"), plan),
+            logits(NODES), logits(NODES - 1), chain, controls, rule, noise, drafted=kept, backend="triton",
+            workspace=Workspace.of(BATCH, NODES, SIZE, torch.device("cpu"), tiling),
         )  # fmt: skip
     node = torch.zeros(BATCH, dtype=torch.int64)
     theirs = controls.at([0])
-    kernels.pick(logits(NODES), node, logits(1), node, chain, controls, names, draft_controls=theirs, backend="triton")
+    kernels.pick(logits(NODES), node, logits(1), node, chain, controls, noise, draft_controls=theirs, backend="triton")
     tokens = torch.zeros(BATCH, NODES, dtype=torch.int64)
-    kernels.guess(logits(1), [0], tree, tokens, controls, names, backend="triton")
-    kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, names, backend="triton")
+    kernels.guess(logits(1), [0], tree, tokens, controls, noise, backend="triton")
+    kernels.traverse(logits(NODES), logits(2), tokens, tree, controls, noise, backend="triton")
 
 
 def compile_network(rows: int) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftproof import verify
-from draftproof.audit.rows import Read
+from draftproof.audit.rows import ReadTranscript
 from draftproof.audit.run import Auditor
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Draft, Tree
@@ -50,14 +50,14 @@ def auditor(world: World, draft: bool = True, steps: bool = False, tolerance: fl
     return Auditor(TableModel(lambda context: np.full(world.size, 1 / world.size)), draft, steps, tolerance)
 
 
-def rows_of(world: World, transcript: Transcript, draft: bool = True) -> Read:
+def rows_of(world: World, transcript: Transcript, draft: bool = True) -> ReadTranscript:
     """What both models of the world say to a transcript."""
     before = np.array([transcript.prompt[-1], *transcript.output[:-1]])
     history = None
     if transcript.sampling.reads_history:
         history = [Context(transcript.prompt, transcript.output[:t]) for t in range(len(transcript.output))]
     q = law(world.q[before], transcript.sampling, history) if draft else None
-    return Read(transcript, world.p[before], q)
+    return ReadTranscript(transcript, world.p[before], q)
 
 
 def feed(book: Auditor, world: World, *transcripts: Transcript, draft: bool = True) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Is this engine exact? Evidence from its transcripts alone, by betting against the model's own law."""
+"""Test from transcripts alone whether an engine samples exactly from its model, by betting against the model's law."""
 
 from __future__ import annotations
 

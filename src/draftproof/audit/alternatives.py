@@ -1,8 +1,8 @@
-"""What goes wrong in engines, as laws: each alternative says how the next token would be drawn if that were the fault.
+"""Typical faults of engines as laws: each alternative is the law of the next token if the engine had that fault.
 
 An alternative is a probability law a(. | past) over the vocabulary. If the engine is exact, the token y follows p, and
-a(y) / p(y) has mean sum_y p(y) a(y) / p(y) = 1 given everything before it: whoever bets on the alternative plays a fair
-game. Whether a is a good guess decides how much is won when the engine is not exact, and nothing else.
+a(y) / p(y) has mean sum_y p(y) a(y) / p(y) = 1 given everything before it: a bet on the alternative is a fair game. How
+well `a` describes the fault only decides how much is won when the engine is not exact.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from array_api_compat import array_namespace
 from draftproof.law import Array, at, divide, normalise, one_hot, positive, residual
 
 TINY = 1e-300
-WIDE = 4096  # tokens of a large vocabulary that are looked at one by one
-EMPTY = -4  # in place of an id: no token stands here
+WIDE = 4096  # tokens of a large vocabulary that keep a column of their own
+EMPTY = -4  # in place of an id: the column stands for no token
 LAWS = ("p", "q", "untruncated", "unpenalised")
-# Capital of a family, where it is not one. A fault that shows late shows sooner by log(capital) nats; those that show
-# within some thousand tokens lose next to nothing by what the others get.
+# Starting capital of a family, if it is not 1. More capital detects a fault log(capital) nats earlier. That helps with
+# faults that take long to detect, and costs the others, detected within a few thousand tokens, next to nothing.
 CAPITAL = {"acceptance": 8.0, "temperature": 3.0, "draft leaks": 2.0}
 
 
-class Rows(NamedTuple):
-    """Tokens under audit, each with what is known before it is drawn. `condensed` and `derived` fill the last four."""
+class AuditRows(NamedTuple):
+    """Tokens under audit, each with the laws it could follow. `condensed` and `derived` fill the last four fields."""
 
-    p: Array  # [R, V] the target's law under the stated settings; a zero row where nothing can be said
-    y: Array  # [R] the token that came
-    seen: Array  # [R, V] whether a token stood in the text before
+    p: Array  # [R, V] the target's law under the stated settings; a zero row where it is unknown
+    y: Array  # [R] the token that was emitted
+    seen: Array  # [R, V] whether a token occurs in the text before
     q: Array = None  # [R, V] the draft's law; a zero row where it has no guess
     untruncated: Array = None  # [R, V] without top-k, top-p and the like, where the settings have them
     unpenalised: Array = None  # [R, V] without penalties, where the settings have them
-    ids: Array = None  # [R, V] which token stands in a column; None where each stands in its own
+    ids: Array = None  # [R, V] the token of each column; None where column i is token i
     ordered: Array = None  # [R, V] p, largest first
     logs: Array = None  # [R, V] log p
     rejected: Array = None  # [R, V] (p - q)+ as a law
 
 
-def condensed(rows: Rows) -> Rows:
-    """Of a large vocabulary the likeliest tokens one by one, and the rest as two: what can come, and what cannot.
+def condensed(rows: AuditRows) -> AuditRows:
+    """Reduce a large vocabulary to its likeliest tokens and two columns for the rest: possible and impossible ones.
 
     If a token follows p, its column follows the columns' masses. So bets on columns are fair too, at a tenth of the
-    work. Which tokens have columns of their own depends on nothing but the past.
+    work. Which tokens have columns of their own depends on the past alone.
     """
     if rows.p.shape[-1] <= 2 * WIDE:
         return rows
@@ -54,26 +54,27 @@ def condensed(rows: Rows) -> Rows:
     ids = xp.sort(_largest(weight, WIDE), axis=-1)
     possible = rows.p > 0
     own = xp.take_along_axis(possible, ids, axis=-1)
-    made = {}
+    columns = {}
     for name, law in laws.items():
         single = xp.astype(xp.take_along_axis(law, ids, axis=-1), xp.float64)
         rest = [_sum(law * some) - _sum(single * mine) for some, mine in ((possible, own), (~possible, ~own))]
-        made[name] = xp.concat([single, *(positive(one) for one in rest)], axis=-1)
-    # whether anything is left is counted: differences of sums are not to be trusted with that
-    left = xp.concat([_sum(possible) > _sum(own), _sum(~possible) > _sum(~own)], axis=-1)
-    mass = made["p"][:, WIDE : WIDE + 1]
-    made["p"] = xp.concat([made["p"][:, :WIDE], xp.where(left[:, :1], mass + TINY, mass * 0), mass * 0], axis=-1)
+        columns[name] = xp.concat([single, *(positive(mass) for mass in rest)], axis=-1)
+    # counted, because a difference of rounded sums cannot tell whether any token is left
+    remain = xp.concat([_sum(possible) > _sum(own), _sum(~possible) > _sum(~own)], axis=-1)
+    mass = columns["p"][:, WIDE : WIDE + 1]
+    possible_rest = xp.where(remain[:, :1], mass + TINY, mass * 0)
+    columns["p"] = xp.concat([columns["p"][:, :WIDE], possible_rest, mass * 0], axis=-1)
     none = xp.zeros_like(ids[:, :1])
-    names = xp.where(left, xp.concat([none - 2, none - 3], axis=-1), EMPTY)
+    names = xp.where(remain, xp.concat([none - 2, none - 3], axis=-1), EMPTY)
     match = ids == rows.y[:, None]
     elsewhere = xp.where(at(rows.p, rows.y) > 0, WIDE, WIDE + 1)
     y = xp.where(xp.any(match, axis=-1), xp.argmax(xp.astype(match, xp.int8), axis=-1), elsewhere)
     seen = xp.concat([xp.take_along_axis(rows.seen, ids, axis=-1), none > 0, none > 0], axis=-1)
-    return rows._replace(y=y, seen=seen, ids=xp.concat([ids, names], axis=-1), **made)
+    return rows._replace(y=y, seen=seen, ids=xp.concat([ids, names], axis=-1), **columns)
 
 
 def _largest(weight: Array, count: int) -> Array:
-    """[R, count] places of the largest entries of each row, in any order: much faster than sorting them all."""
+    """Indices [R, count] of the largest entries of each row, in any order: much faster than a full sort."""
     if hasattr(weight, "topk"):
         return weight.topk(count, dim=-1, sorted=False).indices
     return np.argpartition(-weight, count, axis=-1)[:, :count]
@@ -84,8 +85,8 @@ def _sum(entries: Array) -> Array:
     return xp.sum(entries, axis=-1, keepdims=True, dtype=xp.float64)
 
 
-def derived(rows: Rows) -> Rows:
-    """The rows with what several alternatives need, computed once."""
+def derived(rows: AuditRows) -> AuditRows:
+    """Add to the rows what several alternatives need, computed once."""
     xp = array_namespace(rows.p)
     drawable = rows.p > 0
     return rows._replace(
@@ -96,11 +97,11 @@ def derived(rows: Rows) -> Rows:
 
 
 class Alternative(NamedTuple):
-    """One fault: the law it would give, and on which share of the tokens it is thought to happen."""
+    """One fault: the law it would produce, and the shares of tokens on which it may happen."""
 
     family: str
     says: str  # "the outputs look like ..."
-    law: Callable[[Rows], Array]  # [R, V]
+    law: Callable[[AuditRows], Array]  # [R, V]
     shares: tuple[float, ...] = (0.999,)  # below one: a single token must not be able to lose everything
     cap: Callable[[float], float] = lambda tolerance: tolerance**-0.25  # of the ratio, where noise is allowed for
     factor: float = 1.0  # of a temperature: by how much it is off
@@ -114,12 +115,11 @@ class Payoff(NamedTuple):
     spread: Array  # [R] largest less smallest ratio: what a unit of total variation could add to the mean
 
 
-def payoffs(alternatives: Sequence[Alternative], rows: Rows, tolerance: float) -> list[Payoff]:
-    """Of every alternative. With a tolerance its ratio is capped, and what the cap takes is given back evenly: the mean
-    stays one.
+def payoffs(alternatives: Sequence[Alternative], rows: AuditRows, tolerance: float) -> list[Payoff]:
+    """The payoffs of every alternative; with a tolerance the ratios are capped at an unchanged mean of one.
 
-    If the engine's law is within `tolerance` of p in total variation, the ratio's mean under it is at most
-    1 + tolerance * spread, and the bet is charged with that.
+    What a cap takes from a ratio is given back evenly. If the engine's law is within `tolerance` of p in total
+    variation, the ratio's mean under it is at most 1 + tolerance * spread, and the bet is charged with that.
     """
     xp = array_namespace(rows.p)
     here = at(rows.p, rows.y)
@@ -127,20 +127,20 @@ def payoffs(alternatives: Sequence[Alternative], rows: Rows, tolerance: float) -
         return [_unbounded(alternative.law(rows), rows.y, here) for alternative in alternatives]
     divisor = xp.where(rows.p > 0, rows.p, TINY)  # where p = 0: beyond every cap, or zero if a is zero too
     blocked = xp.where(rows.p > 0, rows.p * 0, 1 / TINY)
-    silent = ~xp.any(rows.p > 0, axis=-1)
-    made = []
+    unknown = ~xp.any(rows.p > 0, axis=-1)
+    pays = []
     for alternative in alternatives:
         a = alternative.law(rows)
         ratio = xp.clip(a / divisor, max=alternative.cap(tolerance))
         rest = 1 - xp.sum(rows.p * ratio, axis=-1)  # [R]
-        low = xp.where(silent, 0.0, xp.min(ratio + blocked, axis=-1))
+        low = xp.where(unknown, 0.0, xp.min(ratio + blocked, axis=-1))
         neither = (here == 0) & (at(a, rows.y) == 0)  # no bet
-        made.append(Payoff(xp.where(neither, 1.0, at(ratio, rows.y) + rest), xp.max(ratio, axis=-1) - low))
-    return made
+        pays.append(Payoff(xp.where(neither, 1.0, at(ratio, rows.y) + rest), xp.max(ratio, axis=-1) - low))
+    return pays
 
 
 def _unbounded(a: Array, y: Array, here: Array) -> Payoff:
-    """The bare ratio a(y) / p(y)."""
+    """The ratio a(y) / p(y) without a cap."""
     xp = array_namespace(a)
     share = at(a, y)
     outside = xp.where(share > 0, share * 0 + math.inf, share * 0 + 1)
@@ -148,7 +148,7 @@ def _unbounded(a: Array, y: Array, here: Array) -> Payoff:
 
 
 def scaled(weights: Array) -> Array:
-    """`normalise` with fewer passes over the vocabulary."""
+    """Like `normalise`, with fewer passes over the vocabulary."""
     total = array_namespace(weights).sum(weights, axis=-1, keepdims=True)
     return weights / (total + (total == 0))
 
@@ -156,21 +156,21 @@ def scaled(weights: Array) -> Array:
 # Temperature, truncation, repetition
 
 
-def heated(factor: float) -> Callable[[Rows], Array]:
+def heated(factor: float) -> Callable[[AuditRows], Array]:
     """The law at `factor` times its temperature."""
     return lambda rows: scaled(array_namespace(rows.p).exp(rows.logs / factor))
 
 
-def _kept(rows: Rows, threshold: Array) -> Array:
+def _kept(rows: AuditRows, threshold: Array) -> Array:
     return scaled(array_namespace(rows.p).where(rows.p >= threshold, rows.p, rows.p * 0))
 
 
-def top_k(k: int) -> Callable[[Rows], Array]:
+def top_k(k: int) -> Callable[[AuditRows], Array]:
     return lambda rows: rows.p if k >= rows.p.shape[-1] else _kept(rows, rows.ordered[:, k - 1 : k])
 
 
-def top_p(mass: float) -> Callable[[Rows], Array]:
-    def law(rows: Rows) -> Array:
+def top_p(mass: float) -> Callable[[AuditRows], Array]:
+    def law(rows: AuditRows) -> Array:
         xp = array_namespace(rows.p)
         before = xp.cumulative_sum(rows.ordered, axis=-1) - rows.ordered
         count = xp.sum(xp.astype(before < mass, xp.int64), axis=-1)
@@ -179,21 +179,21 @@ def top_p(mass: float) -> Callable[[Rows], Array]:
     return law
 
 
-def min_p(share: float) -> Callable[[Rows], Array]:
+def min_p(share: float) -> Callable[[AuditRows], Array]:
     return lambda rows: _kept(rows, share * rows.ordered[:, :1])
 
 
-def repeated(pressure: float) -> Callable[[Rows], Array]:
-    """Tokens of the text so far, made exp(pressure) times as likely."""
+def repeated(pressure: float) -> Callable[[AuditRows], Array]:
+    """Tokens of the text so far become exp(pressure) times as likely."""
 
-    def law(rows: Rows) -> Array:
+    def law(rows: AuditRows) -> Array:
         return scaled(array_namespace(rows.p).where(rows.seen, rows.p * math.exp(pressure), rows.p))
 
     return law
 
 
-def impossible(rows: Rows) -> Array:
-    """Any token that the settings forbid."""
+def impossible(rows: AuditRows) -> Array:
+    """A uniform law over the tokens that the settings forbid."""
     xp = array_namespace(rows.p)
     forbidden = xp.where(rows.p > 0, rows.p * 0, rows.p * 0 + 1)
     if rows.ids is not None:
@@ -201,89 +201,89 @@ def impossible(rows: Rows) -> Array:
     return normalise(xp.where(xp.sum(forbidden, axis=-1, keepdims=True) > 0, forbidden, rows.p))
 
 
-def untruncated(rows: Rows) -> Array:
+def untruncated(rows: AuditRows) -> Array:
     return rows.p if rows.untruncated is None else rows.untruncated
 
 
-def unpenalised(rows: Rows) -> Array:
+def unpenalised(rows: AuditRows) -> Array:
     return rows.p if rows.unpenalised is None else rows.unpenalised
 
 
 # The draft. Every law is p where the draft has no guess: q is a zero row there.
 
 
-def leaked(rows: Rows) -> Array:
-    """Guesses that nobody checked."""
+def leaked(rows: AuditRows) -> Array:
+    """Draft tokens are emitted unverified."""
     xp = array_namespace(rows.p)
     return xp.where(xp.sum(rows.q, axis=-1, keepdims=True) > 0, rows.q, rows.p)
 
 
-def guessed(rows: Rows) -> Array:
-    """The draft's best guess, unchecked."""
+def guessed(rows: AuditRows) -> Array:
+    """The draft's best guess is emitted unverified."""
     xp = array_namespace(rows.p)
     best = one_hot(xp.argmax(rows.q, axis=-1), like=rows.p)
     return xp.where(xp.sum(rows.q, axis=-1, keepdims=True) > 0, best, rows.p)
 
 
-def _verified(kept: Array, rest: Array) -> Array:
-    """What comes out when `kept` is accepted and the remainder is drawn from `rest`."""
-    xp = array_namespace(kept)
-    return kept + positive(1 - xp.sum(kept, axis=-1, keepdims=True)) * rest
+def _verified(accepted: Array, rest: Array) -> Array:
+    """The emitted law when the mass `accepted` is kept and the remainder is drawn from `rest`."""
+    xp = array_namespace(accepted)
+    return accepted + positive(1 - xp.sum(accepted, axis=-1, keepdims=True)) * rest
 
 
 def _smaller(a: Array, b: Array) -> Array:
     return array_namespace(a).where(a < b, a, b)
 
 
-def eager(factor: float) -> Callable[[Rows], Array]:
+def eager(factor: float) -> Callable[[AuditRows], Array]:
     """A guess is kept with factor * p / q instead of p / q."""
     return lambda rows: _verified(_smaller(rows.q, factor * rows.p), rows.rejected)
 
 
-def careless(rows: Rows) -> Array:
+def careless(rows: AuditRows) -> Array:
     """After a rejection the token is drawn from p instead of (p - q)+."""
     return _verified(_smaller(rows.q, rows.p), rows.p)
 
 
-def mistaken(factor: float) -> Callable[[Rows], Array]:
+def mistaken(factor: float) -> Callable[[AuditRows], Array]:
     """Guesses from q are verified as if they came from q at another temperature."""
 
-    def law(rows: Rows) -> Array:
+    def law(rows: AuditRows) -> Array:
         believed = scaled(rows.q ** (1 / factor))
-        kept = rows.q * divide(_smaller(believed, rows.p), believed)
-        return _verified(kept, residual(rows.p, believed))
+        accepted = rows.q * divide(_smaller(believed, rows.p), believed)
+        return _verified(accepted, residual(rows.p, believed))
 
     return law
 
 
-def best_as_drawn(rows: Rows) -> Array:
+def best_as_drawn(rows: AuditRows) -> Array:
     """The draft's best guess is verified as if it had been drawn from q."""
     best = one_hot(array_namespace(rows.p).argmax(rows.q, axis=-1), like=rows.p)
     return _verified(best * divide(_smaller(rows.q, rows.p), rows.q), rows.rejected)
 
 
 def alternatives(draft: bool) -> tuple[Alternative, ...]:
-    """All of them; those about the draft only where its law is known."""
+    """All alternatives; those about the draft only where its law is known."""
     often, rarely = (0.03, 0.3, 0.999), (0.003, 0.01, 0.03, 0.1, 0.3)
-    found = [
+    listed = [
         Alternative("truncation ignored", "the truncation were ignored", untruncated, often),
         Alternative("penalties ignored", "the penalties were ignored", unpenalised, often),
     ]
     for size in (0.01, 0.02, 0.04, 0.08, 0.16, 0.32):
         for factor in (1 - size, 1 + size):
             words = f"the temperature were {factor:.2f} times the stated one"
-            found.append(Alternative("temperature", words, heated(factor), factor=factor))
+            listed.append(Alternative("temperature", words, heated(factor), factor=factor))
     for k in (10, 40, 100):
-        found.append(Alternative("truncation added", f"top-k {k} on top of the settings", top_k(k), often))
+        listed.append(Alternative("truncation added", f"top-k {k} on top of the settings", top_k(k), often))
     for mass in (0.8, 0.9, 0.95, 0.99):
-        found.append(Alternative("truncation added", f"top-p {mass} on top of the settings", top_p(mass), often))
+        listed.append(Alternative("truncation added", f"top-p {mass} on top of the settings", top_p(mass), often))
     for share in (0.02, 0.1):
-        found.append(Alternative("truncation added", f"min-p {share} on top of the settings", min_p(share), often))
+        listed.append(Alternative("truncation added", f"min-p {share} on top of the settings", min_p(share), often))
     for pressure in (-0.4, -0.1, 0.1, 0.4):
         words = f"tokens of the text so far were {math.exp(pressure):.2f} times as likely"
-        found.append(Alternative("repetition", words, repeated(pressure)))
+        listed.append(Alternative("repetition", words, repeated(pressure)))
     if draft:
-        found += [
+        listed += [
             Alternative("draft leaks", "guesses of the draft went unchecked", leaked, rarely),
             Alternative("draft leaks", "the draft's best guess went unchecked", guessed, rarely),
             Alternative("rejection", "p instead of (p - q)+ were drawn after a rejection", careless, often),
@@ -291,10 +291,10 @@ def alternatives(draft: bool) -> tuple[Alternative, ...]:
             Alternative("wrong q", "guesses were verified with a q that is too hot", mistaken(1.4), often),
             Alternative("wrong q", "guesses were verified with a q that is too cold", mistaken(0.7), often),
         ]
-        for factor, stake in ((0.9, 1.0), (1.02, 6.0), (1.1, 1.0), (1.5, 1.0)):  # what is small shows last
+        for factor, stake in ((0.9, 1.0), (1.02, 6.0), (1.1, 1.0), (1.5, 1.0)):  # a small bias takes longest to detect
             words = f"guesses were accepted {factor} times as often as they should"
-            found.append(Alternative("acceptance", words, eager(factor), stake=stake))
+            listed.append(Alternative("acceptance", words, eager(factor), stake=stake))
     forbidden = Alternative(
         "impossible tokens", "tokens came that the settings forbid", impossible, (0.001, 0.03), lambda noise: 1 / noise
     )
-    return (*found, forbidden)
+    return (*listed, forbidden)

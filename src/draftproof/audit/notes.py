@@ -1,4 +1,4 @@
-"""What an audit remembers besides its evidence: the worst tokens, the settings, how surprised the model was."""
+"""What an audit records besides its evidence: the worst tokens, the settings, the perplexity."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from draftproof.audit.transcripts import InputError, Transcript
 
-SPOTS = 10  # worst tokens that are kept
-FEW = 50  # tokens before a perplexity is believed
-SMALL = 100  # below that many tokens in the vocabulary a perplexity says nothing
+SPOTS = 10  # worst tokens that are recorded
+FEW = 50  # tokens before the perplexity is checked
+SMALL = 100  # vocabularies below this size are not checked: their perplexity tells nothing
 
 
 class Spot(NamedTuple):
@@ -33,7 +33,7 @@ class Notes:
         self.target, self.vocabulary, self.tolerance = target, vocabulary, tolerance
         self.transcripts = self.tokens = self.void = self.impossible = self.retokenised = 0
         self.temperatures: set[float] = set()
-        self.surprise = np.zeros(2)  # what it was in sum, and what the settings' law makes one expect
+        self.surprise = np.zeros(2)  # summed over tokens: observed, and expected under the settings
         self._worst: list[tuple[float, int, Spot]] = []
 
     @property
@@ -44,7 +44,7 @@ class Notes:
     def take(
         self, transcript: Transcript, chance: np.ndarray, void: np.ndarray, surprise: np.ndarray, gains: np.ndarray
     ) -> None:
-        """One more transcript: p(y), void bets and gains [n], surprise had and expected [n, 2]."""
+        """Record one more transcript: p(y), void bets and gains [n], observed and expected surprise [n, 2]."""
         self.transcripts += 1
         self.tokens += len(gains)
         self.void += int(void.sum())
@@ -65,10 +65,10 @@ class Notes:
                 heapq.heapreplace(self._worst, entry)
 
     def _check(self, line: int) -> None:
-        """Worse than throwing dice, and no setting asks for it: not this model's tokens at all."""
-        had, expected = self.surprise / self.tokens
-        if self.vocabulary >= SMALL and self.tokens >= FEW and had > max(math.log(self.vocabulary), expected + 2):
+        """Raise if the text is less likely than uniform noise without a setting that explains it: a wrong model."""
+        observed, expected = self.surprise / self.tokens
+        if self.vocabulary >= SMALL and self.tokens >= FEW and observed > max(math.log(self.vocabulary), expected + 2):
             raise InputError(
-                f"line {line}: so far the outputs have a perplexity of {math.exp(min(had, 99)):.3g} under "
+                f"line {line}: so far the outputs have a perplexity of {math.exp(min(observed, 99)):.3g} under "
                 f"{self.target!r}, above its {self.vocabulary} tokens: wrong model or tokenizer, so there is no verdict"
             )

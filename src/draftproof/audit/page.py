@@ -1,4 +1,4 @@
-"""An audit's report as one HTML page: no scripts, nothing to fetch, the curve of the evidence as inline SVG."""
+"""Render an audit's report as one self-contained HTML page, with the evidence as an inline SVG curve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from html import escape
 from draftproof.audit.report import TOO_FEW, Report, power_of_ten
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 320, 60, 34
-LINES = 4  # families that are drawn besides the evidence itself
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe and Ito: told apart by all readers
+LINES = 4  # families drawn besides the total evidence
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe and Ito: safe for colour-blind readers
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222 }
 .verdict { padding: .7em 1em; border-left: .4em solid; background: #f4f4f4; font-size: 1.15em }
@@ -31,10 +31,10 @@ def html(report: Report) -> str:
         "level alpha": f"{report.alpha:g}",
         "allowance for rounding": f"{report.tolerance:g} in total variation at each token",
         "strongest alternative": f"{report.lead}",
-        "nats a token": f"{report.rate:+.2e} (95% interval {low:+.2e} to {high:+.2e})",
+        "nats per token": f"{report.rate:+.2e} (95% interval {low:+.2e} to {high:+.2e})",
         "impossible tokens": f"{report.impossible}",
         "tokens at a truncation's edge": f"{report.void}",
-        "outputs tokenised again": f"{report.retokenised}",
+        "outputs retokenised": f"{report.retokenised}",
     }
     shown = [p for p in report.power if p.share <= 1]
     power = _table(
@@ -42,7 +42,7 @@ def html(report: Report) -> str:
         [(f"{p.share:.2%}", f"{p.total_variation:.4f}", p.says) for p in shown] or [("", "", TOO_FEW)],
     )
     worst = _table(
-        ("nats", "line", "place", "p", "text before", "token"),
+        ("nats", "line", "position", "p", "text before", "token"),
         [
             (f"{s.gain:+.2f}", f"{s.line}", f"{s.position}", f"{s.chance:.2g}", before, token)
             for s, (before, token) in zip(report.worst, report.words, strict=True)
@@ -54,8 +54,8 @@ def html(report: Report) -> str:
 <body><h1>Audit</h1><p class="verdict {kind}">{escape(report.verdict)}</p>
 {curve(report)}
 {_table((), list(facts.items()))}
-<h2>What would have been seen</h2>
-<p>Nine times out of ten, with this many tokens.</p>
+<h2>Smallest detectable faults</h2>
+<p>Faults of this size are detected nine times out of ten with this many tokens.</p>
 {power}
 <h2>Tokens that added most to the evidence</h2>
 {worst}
@@ -64,11 +64,11 @@ def html(report: Report) -> str:
 
 
 def curve(report: Report) -> str:
-    """Evidence against tokens, in powers of ten: all bets together, the best families, and the line of alarm."""
+    """Plot the evidence over tokens, in powers of ten: all bets together, the best families, and the alarm level."""
     alarm = math.log10(1 / report.alpha)
     points = report.curve
     best = sorted(range(len(report.families)), key=lambda f: -points[-1][2][f])[:LINES]
-    lines = [("all bets together", "#000", [(n, held) for n, held, _ in points])]
+    lines = [("all bets together", "#000", [(n, evidence) for n, evidence, _ in points])]
     lines += [
         (report.families[f], COLOURS[i], [(n, families[f]) for n, _, families in points]) for i, f in enumerate(best)
     ]

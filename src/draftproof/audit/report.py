@@ -1,4 +1,4 @@
-"""What an audit found: the verdict in one sentence, its evidence, its power, and where the worst tokens stand."""
+"""The report of an audit: the verdict in one sentence, its evidence, its power, and the worst tokens."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from draftproof.audit.evidence import Bet, Evidence
 from draftproof.audit.notes import Notes, Spot
 
-SURE = 1.2815515655446004  # normal quantile: the smallest bias is one that is shown nine times out of ten
+SURE = 1.2815515655446004  # normal quantile of 90%: the smallest fault is one that is detected nine times out of ten
 
 
 class Power(NamedTuple):
-    """The smallest fault of one family that this many tokens would have shown, nine times out of ten."""
+    """The smallest fault of one family that this many tokens reveal nine times out of ten."""
 
     family: str
     says: str
-    share: float  # of the tokens on which the fault happens; may exceed one, then there were too few tokens
-    total_variation: float  # what that share amounts to, a token
+    share: float  # of the tokens on which the fault happens; above one: too few tokens
+    total_variation: float  # per token, at that share
 
 
-TOO_FEW = "too few tokens: no fault of a single kind would have been seen nine times out of ten"
+TOO_FEW = "too few tokens: no kind of fault would have been detected nine times out of ten"
 
 
 class Report(NamedTuple):
@@ -37,8 +37,8 @@ class Report(NamedTuple):
     evidence: float  # largest log of the evidence at any time: alarm at log(1 / alpha)
     final: float  # log of the evidence after the last token
     lead: str  # the alternative that won most
-    rate: float  # its nats a token
-    interval: tuple[float, float]  # for the rate, 95 %
+    rate: float  # its nats per token
+    interval: tuple[float, float]  # 95% interval of the rate
     power: tuple[Power, ...]
     worst: tuple[Spot, ...]
     words: tuple[tuple[str, str], ...]  # of the worst: the text before, the token
@@ -51,12 +51,12 @@ class Report(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """No alarm at any time."""
+        """Whether there was no alarm at any time."""
         return self.evidence < math.log(1 / self.alpha)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The verdict in one sentence."""
         if self.exact:
             return (
                 f"exact so far at level {self.alpha:g} after {self.tokens} tokens "
@@ -65,53 +65,53 @@ class Report(NamedTuple):
         return f"not exact: the outputs look as if {self.lead}, evidence {power_of_ten(self.evidence)}"
 
     def text(self) -> str:
-        """A few lines for a person."""
+        """The report as a few lines of text."""
         low, high = self.interval
         lines = [
             self.verdict,
             f"target {self.target}, {self.transcripts} transcripts, perplexity {self.perplexity:.3g}",
             f"strongest alternative: {self.lead}",
-            f"  {self.rate:+.2e} nats a token (95% interval {low:+.2e} to {high:+.2e})",
+            f"  {self.rate:+.2e} nats per token (95% interval {low:+.2e} to {high:+.2e})",
             f"allowance for rounding: {self.tolerance:g} in total variation at each token",
         ]
         if self.impossible:
             lines.append(f"{self.impossible} tokens have probability zero under the stated settings")
         if self.void:
             lines.append(
-                f"{self.void} tokens stand at a truncation's edge within the allowance: nothing was bet on them"
+                f"{self.void} tokens are at a truncation's edge, within the allowance: nothing was bet on them"
             )
         if self.retokenised:
             lines.append(
-                f"{self.retokenised} outputs were tokenised again from text: ids that were sampled otherwise count as "
-                "evidence, so an alarm may be the tokeniser's"
+                f"{self.retokenised} outputs were tokenised again from their text: ids that differ from the sampled "
+                "ones count as evidence, so an alarm may come from the tokenizer"
             )
         shown = [f"  {p.share:9.2%} {p.total_variation:9.4f}  {p.says}" for p in self.power if p.share <= 1]
-        words = "nine times out of ten these would have been seen (share of tokens; total variation):"
+        words = "smallest faults that are detected nine times out of ten (share of tokens; total variation):"
         lines += [words, *shown] if shown else [TOO_FEW]
-        if not self.exact:  # else the largest of many small numbers, which say nothing
-            lines.append("tokens that added most:")
+        if not self.exact:  # without an alarm they are the largest of many small numbers and mean nothing
+            lines.append("tokens that added most to the evidence:")
             for spot, (before, token) in zip(self.worst, self.words, strict=True):
                 place = f"line {spot.line}, token {spot.position}"
                 lines.append(f"  {spot.gain:+7.2f} nats, {place}: {before} >> {token} (p = {spot.chance:.2g})")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON; an infinite evidence is null."""
-        made: dict[str, Any] = {"exact": self.exact, "verdict": self.verdict, **self._asdict()}
-        made["power"] = [p._asdict() for p in self.power]
-        made["worst"] = [
+        """The report for JSON; infinite numbers become null."""
+        fields: dict[str, Any] = {"exact": self.exact, "verdict": self.verdict, **self._asdict()}
+        fields["power"] = [p._asdict() for p in self.power]
+        fields["worst"] = [
             {**spot._asdict(), "text_before": before, "text": token}
             for spot, (before, token) in zip(self.worst, self.words, strict=True)
         ]
-        del made["words"]
-        return {name: _finite(value) for name, value in made.items()}
+        del fields["words"]
+        return {name: _finite(value) for name, value in fields.items()}
 
     def json(self) -> str:
         return json.dumps(self.as_dict(), indent=1, allow_nan=False)
 
 
 def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None) -> Report:
-    """The state of an audit as a report."""
+    """Make the report of an audit from its state."""
     lead = evidence.bets[evidence.lead]
     n = max(evidence.count, 1)
     mean = evidence.sums[0, evidence.lead] / n
@@ -141,25 +141,25 @@ def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None
 
 
 def says(bet: Bet, temperatures: set[float], endless: bool) -> str:
-    """The alternative in words, with the temperature itself where all transcripts state the same."""
+    """Describe the alternative, with the temperature itself where all transcripts state the same one."""
     if bet.factor != 1 and len(temperatures) == 1 and 0 not in temperatures:
         (stated,) = temperatures
         return f"the temperature were {bet.factor * stated:.3g} instead of {stated:g}"
-    # impossible tokens are counted one by one, and once they decide, every share has won without bound
+    # impossible tokens are counted one by one, and once they occur, the bets on all shares are infinite
     whole = bet.share > 0.9 or bet.family == "impossible tokens" or endless
     return bet.says if whole else f"{bet.says} on {bet.share:.1%} of the tokens"
 
 
 def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
-    """For each family of named alternatives the smallest fault that would have been seen, nine times out of ten.
+    """For each family of named alternatives the smallest fault that is detected nine times out of ten.
 
-    A share s of the tokens drawn from a adds about s^2 m / 2 nats a token, where m is the mean of (a/p - 1)^2; their
-    sum over n tokens, x^2 = n s^2 m / 2, has a standard deviation of sqrt(2) x. So the fault is seen when
-    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight). A temperature's s scales how much it is off, which holds no
-    further than temperatures are bet on.
+    A share s of the tokens drawn from a adds about s^2 m / 2 nats per token, where m is the mean of (a/p - 1)^2; their
+    sum over n tokens, x^2 = n s^2 m / 2, has a standard deviation of sqrt(2) x. So the fault is detected when
+    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight). For a temperature, s scales how far it is off; that
+    holds only within the range of temperatures that are bet on.
     """
     n = max(evidence.count, 1)
-    found: dict[str, Power] = {}
+    smallest: dict[str, Power] = {}
     weight = {bet.says: bet.weight for bet in evidence.bets}
     furthest = max(abs(alternative.factor - 1) for alternative in evidence.alternatives)
     for i, alternative in enumerate(evidence.alternatives):
@@ -168,20 +168,21 @@ def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
             need = math.log(1 / alpha / weight[alternative.says])
             x = (SURE * math.sqrt(2) + math.sqrt(2 * SURE**2 + 4 * need)) / 2
             share = x * math.sqrt(2 / (n * square))
-            one = Power(alternative.family, alternative.says, share, share * away)
+            power = Power(alternative.family, alternative.says, share, share * away)
             if (off := abs(alternative.factor - 1)) > 0.011:
-                continue  # the nearest factor says it best: the scaling holds for small ones
+                continue  # only the smallest factor: the scaling is linear near 1
             if off > 0:
                 off = share * off
                 words, whole = f"the temperature were off by {off:.2%}", 1.0 if off <= furthest else share
-                one = Power(alternative.family, words, whole, share * away)
-            if alternative.family not in found or one.total_variation < found[alternative.family].total_variation:
-                found[alternative.family] = one
-    return tuple(found.values())
+                power = Power(alternative.family, words, whole, share * away)
+            known = smallest.get(alternative.family)
+            if known is None or power.total_variation < known.total_variation:
+                smallest[alternative.family] = power
+    return tuple(smallest.values())
 
 
 def power_of_ten(log: float) -> str:
-    """A likelihood ratio as people say it."""
+    """Format a likelihood ratio as a readable number."""
     if math.isinf(log):
         return "without bound"
     ten = log / math.log(10)
@@ -189,14 +190,14 @@ def power_of_ten(log: float) -> str:
 
 
 def _words(spot: Spot, tokenizer: Any) -> tuple[str, str]:
-    """The tokens before and the token, readable."""
+    """The text before the token, and the token, readable."""
     if tokenizer is None:
         return " ".join(map(str, spot.before)), str(spot.token)
     return repr(tokenizer.decode(list(spot.before)))[1:-1], repr(tokenizer.decode([spot.token]))
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: null stands for it."""
+    """Replace infinite numbers by None, because JSON has no infinity."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

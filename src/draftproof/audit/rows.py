@@ -1,4 +1,4 @@
-"""From transcripts to laws: the target reads whole texts at once and says what it expected at every output token."""
+"""From transcripts to laws: the target scores whole texts at once, and gives its law at every output token."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from draftproof.audit.alternatives import LAWS, Rows, condensed, derived
+from draftproof.audit.alternatives import LAWS, AuditRows, condensed, derived
 from draftproof.audit.transcripts import Transcript
 from draftproof.controls import entropy
 from draftproof.draft import Tree
 from draftproof.engine.eager import unless_silent
 from draftproof.law import Array, at, normalise
 from draftproof.models.base import Model, draft_session, taps
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.sampling import Context, Sampling, law
 
 _OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-FEWEST = 1024  # tokens that a vocabulary counts for: where it is small, attention takes the memory
+FEWEST = 1024  # a smaller vocabulary counts as this size: there, attention takes the memory
 _FREE = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-class Read(NamedTuple):
-    """One transcript with what the models say to it."""
+class ReadTranscript(NamedTuple):
+    """One transcript with the logits of the target and the law of the draft."""
 
     transcript: Transcript
     logits: Array  # [n, V] of the target
     draft: Array | None  # [n, V] law of the draft
-    other: tuple[int, ...] = ()  # what the sample before it said to the same prompt
+    previous: tuple[int, ...] = ()  # output of the sample before it for the same prompt
 
 
 def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> Iterator[list[Transcript]]:
-    """Consecutive transcripts whose logits, padded to the longest, have at most `room` entries; one at least."""
+    """Batch consecutive transcripts so that their padded logits have at most `room` entries; at least one per batch."""
     batch: list[Transcript] = []
     width = max(vocabulary, FEWEST)
     for transcript in transcripts:
-        longest = max(len(one.output) for one in (*batch, transcript))
+        longest = max(len(member.output) for member in (*batch, transcript))
         if batch and (len(batch) + 1) * longest * width > room:
             yield batch
             batch = []
@@ -51,26 +51,26 @@ def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> It
         yield batch
 
 
-def read(batch: Sequence[Transcript], target: Model, draft: Model | None) -> Iterator[Read]:
+def read(batch: Sequence[Transcript], target: Model, draft: Model | None) -> Iterator[ReadTranscript]:
     """Each transcript of the batch with the target's logits and the draft's law at its output tokens."""
     host: Any = target
     hidden = taps(draft)
-    room = len(batch), max(len(one.prompt) for one in batch) + max(len(one.output) for one in batch) + 1
+    room = len(batch), max(len(text.prompt) for text in batch) + max(len(text.output) for text in batch) + 1
     session = host.session(*room, *([hidden] if hidden else []))
     logits, guesses, speaks = _whole(session, batch), None, ""
     if draft is not None:
         guesser = draft_session(draft, session, *room)
         speaks = guesser.speaks
-        at_once = speaks == "logits" and not hidden and not isinstance(draft, Mixed)
+        at_once = speaks == "logits" and not hidden and not isinstance(draft, Fallback)
         guesses = _whole(guesser, batch) if at_once else _token_by_token(guesser, batch)
     for b, transcript in enumerate(batch):
         part = slice(len(transcript.output))
         q = None if guesses is None else _law(guesses[b, part], speaks, transcript)
-        yield Read(transcript, logits[b, part], q)
+        yield ReadTranscript(transcript, logits[b, part], q)
 
 
 def _whole(session: Any, batch: Sequence[Transcript]) -> Array:
-    """[B, n, V] what a model says after each prefix, in one call."""
+    """Rows [B, n, V] of a model after each prefix, in one call."""
     tokens = _tokens(batch)[:, :-1]
     for b, transcript in enumerate(batch):
         session.join(b, transcript.prompt)
@@ -78,29 +78,29 @@ def _whole(session: Any, batch: Sequence[Transcript]) -> Array:
 
 
 def _token_by_token(session: Any, batch: Sequence[Transcript]) -> Array:
-    """The same of a drafter that learns from the text as it goes, or guesses from the states of the target."""
-    alone, tokens, said = Tree.chain(0), _tokens(batch), []
+    """The same for a drafter that learns from the text, or that reads the hidden states of the target."""
+    root, tokens, outputs = Tree.chain(0), _tokens(batch), []
     for b, transcript in enumerate(batch):
         session.join(b, transcript.prompt)
     for last, token in pairwise(tokens.T):
-        said.append(session.extend(alone, last[:, None], range(1)))
-        session.commit(alone, last[:, None], [0] * len(batch), token.tolist())
-    return array_namespace(said[0]).concat(said, axis=1)
+        outputs.append(session.extend(root, last[:, None], range(1)))
+        session.commit(root, last[:, None], [0] * len(batch), token.tolist())
+    return array_namespace(outputs[0]).concat(outputs, axis=1)
 
 
 def _tokens(batch: Sequence[Transcript]) -> np.ndarray:
-    """[B, n + 1] the prompt's last token and the output; what stands after a text's end is not looked at."""
-    made = np.zeros((len(batch), max(len(one.output) for one in batch) + 1), dtype=np.int64)
+    """The prompt's last token and the output [B, n + 1], padded with 0."""
+    tokens = np.zeros((len(batch), max(len(text.output) for text in batch) + 1), dtype=np.int64)
     for b, (prompt, output, *_) in enumerate(batch):
-        made[b, : len(output) + 1] = [prompt[-1], *output]
-    return made
+        tokens[b, : len(output) + 1] = [prompt[-1], *output]
+    return tokens
 
 
-def _law(said: Array, speaks: str, transcript: Transcript) -> Array:
-    """[n, V] the draft's law; a zero row where it has no guess."""
+def _law(rows: Array, speaks: str, transcript: Transcript) -> Array:
+    """The draft's law [n, V]; a zero row where it has no guess."""
     if speaks == "law":
-        return said
-    return unless_silent(said, lambda scores: law(scores, transcript.sampling, _contexts(transcript)))
+        return rows
+    return unless_silent(rows, lambda scores: law(scores, transcript.sampling, _contexts(transcript)))
 
 
 def _contexts(transcript: Transcript, part: range | None = None) -> list[Context] | None:
@@ -109,67 +109,69 @@ def _contexts(transcript: Transcript, part: range | None = None) -> list[Context
     return [Context(transcript.prompt, transcript.output[:t]) for t in part or range(len(transcript.output))]
 
 
-Piece = tuple[Read, range]  # some tokens of a transcript
+Excerpt = tuple[ReadTranscript, range]  # a transcript and the range of its output tokens
 
 
-def rows(pieces: Sequence[Piece], tolerance: float) -> tuple[Rows, Array]:
-    """The rows of pieces that share their settings, and where nothing may be bet [R]: at a truncation's edge, if noise
-    is allowed for."""
-    sampling = pieces[0][0].transcript.sampling
-    logits = joined([one.logits[part.start : part.stop] for one, part in pieces])
+def rows(excerpts: Sequence[Excerpt], tolerance: float) -> tuple[AuditRows, Array]:
+    """The rows of excerpts that share their settings, and where nothing may be bet [R].
+
+    With a tolerance nothing is bet on tokens at a truncation's edge.
+    """
+    sampling = excerpts[0][0].transcript.sampling
+    logits = joined([text.logits[part.start : part.stop] for text, part in excerpts])
     xp = array_namespace(logits)
-    tokens = [token for one, part in pieces for token in one.transcript.output[part.start : part.stop]]
+    tokens = [token for text, part in excerpts for token in text.transcript.output[part.start : part.stop]]
     y = xp.asarray(np.array(tokens), device=logits.device)
-    contexts = [c for one, part in pieces for c in _contexts(one.transcript, part) or ()] or None
+    contexts = [c for text, part in excerpts for c in _contexts(text.transcript, part) or ()] or None
     opened, free = _differs(sampling, _OPEN), _differs(sampling, _FREE)
     if tolerance > 0 and (opened is not None or sampling.temperature == 0):
         p, edge = _between(logits, sampling, opened or sampling, contexts, tolerance)
         void = at(edge, y)
     else:
         p, void = law(logits, sampling, contexts), y < 0
-    guesses = [one.draft[part.start : part.stop] for one, part in pieces if one.draft is not None]
-    made = Rows(
+    guesses = [text.draft[part.start : part.stop] for text, part in excerpts if text.draft is not None]
+    audit_rows = AuditRows(
         p,
         y,
-        joined([_seen(one.transcript, part, p) for one, part in pieces]),
+        joined([_seen(text.transcript, part, p) for text, part in excerpts]),
         xp.asarray(joined(guesses), device=logits.device) if guesses else None,
         None if opened is None else law(logits, opened, contexts),
         None if free is None else law(logits, free, contexts),
     )
-    return made, void
+    return audit_rows, void
 
 
 def joined(arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else array_namespace(arrays[0]).concat(list(arrays), axis=0)
 
 
-def stacked(parts: Sequence[Rows]) -> Rows:
-    """Rows of several settings under one another; a law that only some of them have is p for the others."""
+def stacked(parts: Sequence[AuditRows]) -> AuditRows:
+    """Concatenate rows of several settings; a law that only some of them have is p for the others."""
     fields: dict[str, Array] = {}
-    for name in Rows._fields:
-        found = [getattr(part, name) for part in parts]
-        if any(array is not None for array in found):
-            found = [part.p if array is None else array for part, array in zip(parts, found, strict=True)]
-            fields[name] = joined(found)
-    made = condensed(Rows(**fields))
-    doubles = {name: _double(getattr(made, name)) for name in LAWS if name in fields}
-    return derived(made._replace(**doubles))
+    for name in AuditRows._fields:
+        arrays = [getattr(part, name) for part in parts]
+        if any(array is not None for array in arrays):
+            arrays = [part.p if array is None else array for part, array in zip(parts, arrays, strict=True)]
+            fields[name] = joined(arrays)
+    combined = condensed(AuditRows(**fields))
+    doubles = {name: _double(getattr(combined, name)) for name in LAWS if name in fields}
+    return derived(combined._replace(**doubles))
 
 
 def _between(
     logits: Array, sampling: Sampling, opened: Sampling, contexts: Any, tolerance: float
 ) -> tuple[Array, Array]:
-    """The law of the tokens that stay whatever the noise, and the edge [n, V]: tokens that noise may keep or cut.
+    """The law of the tokens that are kept whatever the rounding, and the edge [n, V] that rounding may keep or cut.
 
     The logits may be off by `tolerance`, so probabilities by a factor exp(2 tolerance) and their sums by `tolerance`.
-    Wherever the true cut lies, given that a token is not of the edge it follows the first law.
+    Wherever the true cut lies, a token that is not on the edge follows the first law.
     """
     xp = array_namespace(logits)
     scale = opened if sampling.temperature != 0 else dataclasses.replace(opened, temperature=1.0)
     whole = law(logits, scale, contexts)
-    ways = product((logits, _parted(logits)), _moved(sampling, tolerance))
-    kept = [law(scores, moved, contexts) > 0 for scores, moved in ways]
-    loose, tight = reduce(operator.or_, kept), reduce(operator.and_, kept)
+    variants = product((logits, _without_ties(logits)), _moved(sampling, tolerance))
+    support = [law(scores, moved, contexts) > 0 for scores, moved in variants]
+    loose, tight = reduce(operator.or_, support), reduce(operator.and_, support)
     # typical_p keeps the most typical tokens, the others the likeliest; near-equals of the last kept one may swap
     order, factor, typical = whole, math.exp(2 * tolerance), sampling.typical_p != 1 and sampling.temperature != 0
     if typical:
@@ -184,9 +186,11 @@ def _between(
     return normalise(xp.where(tight, whole, whole * 0)), loose & ~tight
 
 
-def _parted(logits: Array) -> Array:
-    """The same, but for too little to matter, without equals: of these top_k keeps all, and of the likeliest a floor
-    keeps all, but noise parts them."""
+def _without_ties(logits: Array) -> Array:
+    """The logits with ties broken by a negligible amount.
+
+    top_k and floors keep all tokens that are equal, but rounding may separate them.
+    """
     xp = array_namespace(logits)
     return xp.astype(logits, xp.float64) - 1e-12 * xp.arange(logits.shape[-1], device=logits.device)
 
@@ -204,7 +208,7 @@ def _typicality(law: Array, tolerance: float) -> tuple[Array, Array]:
 
 
 def _moved(sampling: Sampling, by: float) -> list[Sampling]:
-    """Truncations that keep a little more or less, each in its own way: one that keeps more leaves less to the next."""
+    """All combinations of each truncation moved up and down: one that keeps more changes what the next one keeps."""
     ways: list[list[tuple[str, Any]]] = []
     for name in ("top_p", "typical_p"):
         value = getattr(sampling, name)
@@ -224,7 +228,7 @@ def _differs(sampling: Sampling, off: dict[str, Any]) -> Sampling | None:
 
 
 def _seen(transcript: Transcript, part: range, p: Array) -> Array:
-    """[R, V] whether a token stood in the prompt or the output before."""
+    """Whether each token occurs in the prompt or in the output before [R, V]."""
     first = np.full(p.shape[-1], len(transcript.output), dtype=np.int64)
     for t in reversed(range(len(transcript.output))):
         first[transcript.output[t]] = t + 1
@@ -235,6 +239,6 @@ def _seen(transcript: Transcript, part: range, p: Array) -> Array:
 
 
 def _double(p: Array) -> Array:
-    """float64, and summing to one in it."""
+    """Convert to float64 and normalise again."""
     xp = array_namespace(p)
     return normalise(xp.astype(p, xp.float64))

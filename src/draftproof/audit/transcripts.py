@@ -1,11 +1,11 @@
-"""What an engine was asked and what it said: one JSON object a line.
+"""Transcripts of an engine: prompt, output and settings, one JSON object per line.
 
     {"prompt_token_ids": [1, 2], "output_token_ids": [7, 8, 9], "sampling": {"temperature": 0.7, "top_p": 0.9}}
 
-Settings go by the names of Sampling, or by those of vLLM and llama.cpp where these are plain. Instead of ids, `prompt`
-may be words (tokenised as they are) or chat messages. Optional: `accepted`, for each output
-token whether it was an accepted guess; `finish`, "end" where the model ended the text; `retokenised`, true where the
-ids were made from the text again. Anything that cannot be audited is bad input, told by its line: never a verdict.
+Settings have the names of Sampling, or those of vLLM and llama.cpp where their meaning is the same. Instead of ids,
+`prompt` may be text (tokenised as it is) or chat messages. Optional: `accepted`, for each output token whether it was
+an accepted guess; `finish`, "end" where the model ended the text; `retokenised`, true where the ids were obtained by
+tokenising the text again. Anything that cannot be audited is an error that names its line, never a verdict.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from draftproof.errors import DraftproofError, nearest
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 
-# Settings that say how long to go on, with which numbers, or what to tell: no token's law depends on them.
+# Settings of length, seed and response format: no token's law depends on them.
 _WITHOUT_EFFECT = {
     *("max_tokens", "max_new_tokens", "max_completion_tokens", "n_predict", "n", "seed", "stop", "stop_token_ids"),
     *("stream", "logprobs", "prompt_logprobs", "n_probs", "return_token_ids", "return_tokens", "cache_prompt"),
     *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
 }
 _ALSO_CALLED = {"temp": "temperature", "min_tokens": "min_new_tokens", "typical": "typical_p"}
-# Settings of vLLM, llama.cpp and transformers whose laws are not known here, with the value at which they do nothing.
+# Settings of vLLM, llama.cpp and transformers whose law is not implemented, with the value that turns them off.
 _OFF: dict[str, Any] = {
     **dict.fromkeys(("repeat_penalty", "length_penalty", "tfs_z", "guidance_scale", "num_beams", "best_of"), 1),
     **dict.fromkeys(("mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "no_repeat_ngram_size"), 0),
@@ -40,7 +40,7 @@ _KEYS = {"prompt", "prompt_token_ids", "output_token_ids", "sampling", "accepted
 
 
 class InputError(DraftproofError):
-    """The transcripts cannot be audited, which says nothing about the engine."""
+    """The transcripts cannot be audited; this is no verdict about the engine."""
 
 
 class Transcript(NamedTuple):
@@ -55,7 +55,7 @@ class Transcript(NamedTuple):
 
 
 def read(path: str | Path, target: Model) -> Iterator[Transcript]:
-    """The transcripts of a file, one at a time, checked against the model they are audited with."""
+    """Read the transcripts of a file one at a time, checked against the model they are audited with."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
@@ -64,11 +64,11 @@ def read(path: str | Path, target: Model) -> Iterator[Transcript]:
     except OSError as error:
         raise InputError(f"transcripts cannot be read from {path} ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: transcripts are a JSON object a line") from error
+        raise InputError(f"{path} is not UTF-8 text: transcripts are one JSON object per line") from error
 
 
 def parse(text: str, line: int, target: Model) -> Transcript:
-    """One line made a transcript, or an error that names the line."""
+    """Parse one line into a transcript; errors name the line."""
     try:
         return checked(_parse(json.loads(text), line, target), target)
     except json.JSONDecodeError as error:
@@ -81,7 +81,7 @@ def parse(text: str, line: int, target: Model) -> Transcript:
 
 
 def checked(transcript: Transcript, target: Model) -> Transcript:
-    """The transcript, if the target can be asked about every token of it."""
+    """Return the transcript, or raise if the target cannot score every token of it."""
     line = transcript.line
     for name, ids in (("prompt", transcript.prompt), ("output", transcript.output)):
         if not ids:
@@ -92,9 +92,11 @@ def checked(transcript: Transcript, target: Model) -> Transcript:
                 f"line {line}: {name} token id {strange[0]} is outside the vocabulary of {target.name!r} "
                 f"(0 to {target.vocabulary - 1}): audit with the model that wrote the text"
             )
-    length = len(transcript.prompt) + len(transcript.output) - 1  # the last token is looked at, not read
+    length = len(transcript.prompt) + len(transcript.output) - 1  # the last token is scored, not fed
     if target.context is not None and length > target.context:
-        raise InputError(f"line {line}: {length} tokens do not fit the {target.context} of {target.name!r}")
+        raise InputError(
+            f"line {line}: {length} tokens do not fit the {target.context} of {target.name!r}: leave the line out"
+        )
     if transcript.accepted is not None and len(transcript.accepted) != len(transcript.output):
         raise InputError(
             f"line {line}: `accepted` has {len(transcript.accepted)} entries for {len(transcript.output)} output tokens"
@@ -103,7 +105,7 @@ def checked(transcript: Transcript, target: Model) -> Transcript:
 
 
 def write(path: str | Path, transcripts: Iterable[Transcript]) -> int:
-    """Write transcripts as they come; how many. A long collection that is broken off keeps what it has."""
+    """Write transcripts as they come and return how many; an interrupted collection keeps those already written."""
     count = 0
     for count, transcript in enumerate(transcripts, start=1):
         with Path(path).open("w" if count == 1 else "a", encoding="utf-8") as file:
@@ -119,53 +121,53 @@ def as_dict(transcript: Transcript) -> dict[str, Any]:
     strange = [name for name, value in changed.items() if callable(value)]
     if strange or transcript.sampling.processors:
         raise DraftproofError(f"{(*strange, 'processors')[0]} is code and cannot be written to a file: audit in memory")
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt_token_ids": list(transcript.prompt),
         "output_token_ids": list(transcript.output),
         "sampling": changed,
     }
     if transcript.accepted is not None:
-        made["accepted"] = [int(flag) for flag in transcript.accepted]
+        fields["accepted"] = [int(flag) for flag in transcript.accepted]
     if transcript.retokenised:
-        made["retokenised"] = True
-    return made
+        fields["retokenised"] = True
+    return fields
 
 
-def _parse(said: Any, line: int, target: Model) -> Transcript:
-    if not isinstance(said, dict):
-        raise InputError(f"line {line} is {type(said).__name__}, not an object with prompt, output and settings")
-    unknown = sorted(set(said) - _KEYS)
+def _parse(entry: Any, line: int, target: Model) -> Transcript:
+    if not isinstance(entry, dict):
+        raise InputError(f"line {line} is {type(entry).__name__}, not an object with prompt, output and settings")
+    unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise InputError(f"line {line}: unknown key {unknown[0]!r}: {_nearest(unknown[0], _KEYS)}")
-    if "sampling" not in said:
+    if "sampling" not in entry:
         raise InputError(f'line {line} has no settings: add "sampling": {{"temperature": ...}}, or {{}} for none')
-    if "output_token_ids" not in said:
+    if "output_token_ids" not in entry:
         raise InputError(f"line {line} has no output_token_ids: an audit needs the ids that were sampled")
-    sampling = _sampling(said["sampling"], line, target)
-    output = _ids(said["output_token_ids"], "output_token_ids", line)
-    finish, ends = said.get("finish"), sampling.ends
+    sampling = _sampling(entry["sampling"], line, target)
+    output = _ids(entry["output_token_ids"], "output_token_ids", line)
+    finish, ends = entry.get("finish"), sampling.ends
     if finish is not None and finish not in _FINISHES:
-        raise InputError(f'line {line}: finish {finish!r} is unknown: say "end" where the model ended the text')
+        raise InputError(f'line {line}: finish {finish!r} is unknown: use "end" where the model ended the text')
     if finish == "end" and output[-1:] != () and output[-1] not in ends:
         # The end is a token like any other: leaving it out would hide how often it comes.
         if len(ends) != 1:
             raise InputError(f"line {line}: the text ended but its end token is missing: add it to output_token_ids")
         output = (*output, ends[0])
-    accepted = said.get("accepted")
+    accepted = entry.get("accepted")
     if accepted is not None:
         accepted = tuple(bool(flag) for flag in _ids(accepted, "accepted", line))
-        accepted += (False,) * (len(output) - len(said["output_token_ids"]))
-    return Transcript(_prompt(said, line, target), output, sampling, accepted, bool(said.get("retokenised")), line)
+        accepted += (False,) * (len(output) - len(entry["output_token_ids"]))
+    return Transcript(_prompt(entry, line, target), output, sampling, accepted, bool(entry.get("retokenised")), line)
 
 
-def _prompt(said: dict[str, Any], line: int, target: Model) -> tuple[int, ...]:
+def _prompt(entry: dict[str, Any], line: int, target: Model) -> tuple[int, ...]:
     from draftproof.engine.arguments import encode
 
-    if "prompt_token_ids" in said:
-        return _ids(said["prompt_token_ids"], "prompt_token_ids", line)
-    if not isinstance(said.get("prompt"), str | list):
-        raise InputError(f"line {line} has no prompt: add prompt_token_ids, or prompt as words or chat messages")
-    return encode(target, said["prompt"], chat=False)
+    if "prompt_token_ids" in entry:
+        return _ids(entry["prompt_token_ids"], "prompt_token_ids", line)
+    if not isinstance(entry.get("prompt"), str | list):
+        raise InputError(f"line {line} has no prompt: add prompt_token_ids, or prompt as text or chat messages")
+    return encode(target, entry["prompt"], chat=False)
 
 
 def _ids(value: Any, name: str, line: int) -> tuple[int, ...]:
@@ -177,23 +179,23 @@ def _ids(value: Any, name: str, line: int) -> tuple[int, ...]:
 def _sampling(settings: Any, line: int, target: Model) -> Sampling:
     if not isinstance(settings, dict):
         raise InputError(f'line {line}: sampling must be an object such as {{}} or {{"temperature": 0.7}}')
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         str(_ALSO_CALLED.get(n, n)): v for n, v in settings.items() if n not in _WITHOUT_EFFECT and v is not None
     }
-    for name in _OFF.keys() & given.keys():
-        if given.pop(name) != _OFF[name]:
+    for name in _OFF.keys() & values.keys():
+        if values.pop(name) != _OFF[name]:
             raise InputError(f"line {line}: no law is known for {name}={settings[name]!r}: audit texts made without it")
-    unknown = sorted(set(given) - _SETTINGS)
+    unknown = sorted(set(values) - _SETTINGS)
     if unknown:
         raise InputError(f"line {line}: unknown setting {unknown[0]!r}: {_nearest(unknown[0], _SETTINGS)}")
-    if given.get("top_k") == -1:  # how some engines say that it is off
-        given["top_k"] = 0
-    if isinstance(given.get("logit_bias"), dict):
-        named = given["logit_bias"].items()  # JSON has words for keys
-        given["logit_bias"] = {int(token) if token.isdecimal() else token: bias for token, bias in named}
-    return Sampling(**{"end_tokens": target.end_tokens, **given})
+    if values.get("top_k") == -1:  # off, for some engines
+        values["top_k"] = 0
+    if isinstance(values.get("logit_bias"), dict):
+        named = values["logit_bias"].items()  # JSON keys are strings
+        values["logit_bias"] = {int(token) if token.isdecimal() else token: bias for token, bias in named}
+    return Sampling(**{"end_tokens": target.end_tokens, **values})
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:
     near = nearest(word, words, cutoff=0.5)
-    return f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(words))}"
+    return f"did you mean {near!r}?" if near else f"choose from {', '.join(sorted(words))}"

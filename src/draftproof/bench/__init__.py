@@ -1,1 +1,1 @@
-"""How fast: our ways of sampling beside those of transformers, on the same models, in the same run, in turns."""
+"""Benchmarks: our sampling beside that of transformers, on the same models, in the same run, in turns."""

@@ -1,4 +1,4 @@
-"""`draftproof bench engine`: plain and speculative sampling, ours and transformers', on the same pair and prompts."""
+"""`draftproof bench engine`: plain and speculative sampling, ours and transformers', on the same models and prompts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from draftproof.bench import ours, theirs
 from draftproof.bench.pair import Pair, rounds
 from draftproof.bench.rows import Setting, facts, rows
-from draftproof.bench.turns import Ids, Way, Workload, open_ways, take_turns
+from draftproof.bench.turns import Candidate, Ids, Workload, take_turns, warm_up
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.noise import check_seed
 
 
 class Options(NamedTuple):
-    """What is measured."""
+    """The options of a benchmark."""
 
     verify: tuple[str, ...] = ("block",)
     tree: str = "chain:5"
@@ -26,8 +26,8 @@ class Options(NamedTuple):
     tokens: int = 64
     repeat: int = 5
     seed: int = 0
-    compiled: bool = False  # our models on a GPU; transformers' on a CPU, where it does not by itself
-    only: tuple[str, ...] = ("",)  # parts of the names of the ways that are measured
+    compiled: bool = False  # our models on a GPU; transformers' on a CPU, where it does not compile by default
+    only: tuple[str, ...] = ("",)  # parts of the names of the candidates to measure
 
     def check(self) -> Options:
         for name, values in (("batch", self.batches), ("tokens", (self.tokens,)), ("repeat", (self.repeat,))):
@@ -42,23 +42,23 @@ class Options(NamedTuple):
 def measure(
     pair: Pair, groups: dict[str, list[Ids]], options: Options, notice: Callable[[str], object] = lambda line: None
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one comparison after another, for each batch size, temperature and kind of prompt."""
+    """Yield the rows of each comparison, for every batch size, temperature and kind of prompt."""
     options = options.check()
     where = facts(pair.device)
     for batch in options.batches:
-        torch.compiler.reset()  # else the peer's second batch size would get kernels for any size, which are slower
+        torch.compiler.reset()  # else the peer's second batch size gets dynamic-shape kernels, which are slower
         chosen = {kind: rounds(ids, batch, options.repeat) for kind, ids in groups.items()}
-        hardest = max((prompts for some in chosen.values() for prompts in some), key=longest)
+        hardest = max((prompts for batches in chosen.values() for prompts in batches), key=longest)
         workload = Workload(batch, options.tokens, longest(hardest))
-        every = list(peers(pair, options, batch))
-        ways = [way for way in every if any(part in way.name for part in options.only)]
-        if not ways:
-            names = ", ".join(way.name for way in every)
-            raise DraftproofError(f"--only {','.join(options.only)} leaves nothing to measure: there are {names}")
-        ready = open_ways(ways, workload, hardest, options.temperatures, pair.device, notice)
+        candidates = list(peers(pair, options, batch))
+        selected = [c for c in candidates if any(part in c.name for part in options.only)]
+        if not selected:
+            names = ", ".join(candidate.name for candidate in candidates)
+            raise DraftproofError(f"--only {','.join(options.only)} leaves nothing to measure: choose from {names}")
+        ready = warm_up(selected, workload, hardest, options.temperatures, pair.device, notice)
         for temperature in options.temperatures:
-            for kind, some in chosen.items():
-                runs = take_turns(ready, some, temperature, options.seed, pair.device)
+            for kind, batches in chosen.items():
+                runs = take_turns(ready, batches, temperature, options.seed, pair.device)
                 yield rows(setting("engine", pair, options, batch, temperature, kind), runs, where)
 
 
@@ -66,8 +66,8 @@ def longest(prompts: Sequence[Ids]) -> int:
     return max(map(len, prompts))
 
 
-def peers(pair: Pair, options: Options, batch: int) -> Iterator[Way]:
-    """Every way of writing that there is for this pair, machine and batch."""
+def peers(pair: Pair, options: Options, batch: int) -> Iterator[Candidate]:
+    """Every candidate for this pair of models, machine and batch size."""
     plain = ours.Contender(pair.target, compiled=options.compiled)
     yield ours.each("draftproof plain", plain)
     if pair.draft is not None:
@@ -88,7 +88,7 @@ def peers(pair: Pair, options: Options, batch: int) -> Iterator[Way]:
 
 
 def speculative(pair: Pair, options: Options) -> ours.Contender:
-    """Who writes, with the first of the rules."""
+    """Our configuration with the first of the rules."""
     return ours.Contender(pair.target, pair.draft, options.verify[0], options.tree, options.compiled)
 
 

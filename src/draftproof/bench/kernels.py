@@ -1,4 +1,4 @@
-"""Fused verification against its memory floor and against peers, on one CUDA device.
+"""Time fused verification on one CUDA device, beside its memory floor and its peers.
 
     draftproof bench kernels --json benchmarks/results/kernels.jsonl            # measure, append rows
     python -m draftproof.bench.kernels --table benchmarks/results/kernels.jsonl  # rows as a table in docs/kernels.md
@@ -26,7 +26,7 @@ from torch import Tensor
 from draftproof import kernels
 from draftproof.bench import peers
 from draftproof.errors import DraftproofError
-from draftproof.kernels import Controls, Names, Rule, Summary, agreement, reference
+from draftproof.kernels import ChainRule, Controls, NoiseKeys, Summary, agreement, reference
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Sampling
@@ -42,18 +42,18 @@ MODES = {
 }
 
 
-class Case(NamedTuple):
-    """One step's input, and what a drafter keeps of its rows."""
+class KernelCase(NamedTuple):
+    """One step's input, and the summary of the drafter's rows."""
 
     target: Tensor
     draft: Tensor
     tokens: Tensor
     controls: Controls
-    names: Names
+    noise: NoiseKeys
     kept: Summary
 
 
-def case(batch: int, size: int, sampling: Sampling, device: str) -> Case:
+def case(batch: int, size: int, sampling: Sampling, device: str) -> KernelCase:
     """Logits like a language model's in spread, with a drafter whose laws overlap the target's by about 0.7."""
     generator = torch.Generator(device=device).manual_seed(SEED)
     target = torch.randn(batch, DRAFTS + 1, size, device=device, generator=generator) * 4
@@ -61,21 +61,21 @@ def case(batch: int, size: int, sampling: Sampling, device: str) -> Case:
     target, draft = target.to(torch.bfloat16), draft.to(torch.bfloat16)
     controls = Controls.of([sampling] * batch, DRAFTS + 1, size, device)
     b = torch.arange(batch, device=device)
-    names = Names(b * 0 + SEED, b, b * 0)
-    tokens = draw(reference.law(draft, controls, b[:, None][:, :0]), uniforms(*names, Lane.DRAFT, DRAFTS))
-    return Case(target, draft, tokens, controls, names, kernels.summarise(draft, controls, tokens))
+    noise = NoiseKeys(b * 0 + SEED, b, b * 0)
+    tokens = draw(reference.law(draft, controls, b[:, None][:, :0]), uniforms(*noise, Lane.DRAFT, DRAFTS))
+    return KernelCase(target, draft, tokens, controls, noise, kernels.summarise(draft, controls, tokens))
 
 
-def fused(data: Case, rule: Rule) -> Callable[[], Any]:
-    """One verification, ready to be called again and again."""
+def fused(data: KernelCase, rule: ChainRule) -> Callable[[], Any]:
+    """A verification call that can be repeated."""
     batch, nodes, size = data.target.shape
     rules = torch.full((batch,), rule, dtype=torch.int32, device=data.target.device)
     space = kernels.workspace(batch, nodes, size, data.target.device)
-    target, draft, tokens, controls, names, kept = data
+    target, draft, tokens, controls, noise, kept = data
 
     def call() -> Any:
         return kernels.verify(
-            target, draft, tokens, controls, rules, names, drafted=kept, backend="triton", workspace=space
+            target, draft, tokens, controls, rules, noise, drafted=kept, backend="triton", workspace=space
         )
 
     return call
@@ -98,7 +98,7 @@ def clock(call: Callable[[], Any], repeats: int = 30) -> float:
 
 
 def graph(call: Callable[[], Any], calls: int) -> float:
-    """Microseconds a call, of `calls` calls captured in one CUDA graph."""
+    """Microseconds per call, for `calls` calls captured in one CUDA graph."""
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -113,7 +113,7 @@ def graph(call: Callable[[], Any], calls: int) -> float:
 
 
 def bandwidth(device: str) -> float:
-    """Bytes a microsecond that a large copy reads and writes."""
+    """Bytes per microsecond that a large copy reads and writes."""
     source = torch.randn(2**29, device=device)
     target = torch.empty_like(source)
     for _ in range(50):
@@ -122,14 +122,14 @@ def bandwidth(device: str) -> float:
 
 
 def measure(shapes: Sequence[tuple[int, int]], modes: Sequence[str], beside: bool) -> Iterator[dict[str, Any]]:
-    """Rows, one for each method, mode and shape (V, B); `beside`: the peers too."""
+    """Yield a row for each method, mode and shape (V, B); with `beside`, peers too."""
     device = "cuda"
     speed = bandwidth(device)
     for size, batch in shapes:
         floor = batch * (DRAFTS + 2) * size * 2 / speed
         for mode in modes:
             data = case(batch, size, MODES[mode], device)
-            calls = {("fused", rule.name.lower()): fused(data, rule) for rule in (Rule.TOKEN, Rule.BLOCK)}
+            calls = {("fused", rule.name.lower()): fused(data, rule) for rule in (ChainRule.TOKEN, ChainRule.BLOCK)}
             if beside:
                 q = reference.law(data.draft, data.controls, data.tokens)
                 calls |= peers.calls(peers.Input(data.target, data.draft, q, data.tokens, MODES[mode]), compiled=True)
@@ -144,14 +144,14 @@ def measure(shapes: Sequence[tuple[int, int]], modes: Sequence[str], beside: boo
 
 
 def check(device: str) -> Iterator[dict[str, Any]]:
-    """Agreement with the float64 laws at full size, near-ties counted, and a goodness of fit over two million draws."""
+    """Check agreement with the float64 laws at full size, and the goodness of fit over two million draws."""
     for mode, sampling in MODES.items():
-        for rule in Rule:
+        for rule in ChainRule:
             data = case(64, 128256, sampling, device)
             out = fused(data, rule)()
             rules = torch.full((len(data.tokens),), rule, dtype=torch.int32, device=device)
-            found = agreement.compare(out, *data[:4], rules, data.names)
-            yield {"bench": "kernels agreement", "mode": mode, "rule": rule.name.lower(), "B": 64, **found._asdict()}
+            result = agreement.compare(out, *data[:4], rules, data.noise)
+            yield {"bench": "kernels agreement", "mode": mode, "rule": rule.name.lower(), "B": 64, **result._asdict()}
     for batch in (1, 64):
         yield {
             "bench": "kernels pick",
@@ -161,7 +161,7 @@ def check(device: str) -> Iterator[dict[str, Any]]:
             "us": round(graph(pick(batch, device), 1), 2),
             "us_in_10": round(graph(pick(batch, device), 10), 2),
         }
-    for rule in Rule:
+    for rule in ChainRule:
         yield {"bench": "kernels fit", "rule": rule.name.lower(), **fit(rule, device)}
 
 
@@ -173,12 +173,12 @@ def pick(batch: int, device: str) -> Callable[[], Any]:
     tokens = torch.multinomial(law, GUESSES, replacement=True)
     laws = kernels.summarise(data.target, data.controls, data.tokens, crest=False)
     return lambda: kernels.pick(
-        data.target, first, data.draft, first, tokens, data.controls, data.names, laws=laws, drafted=data.kept,
+        data.target, first, data.draft, first, tokens, data.controls, data.noise, laws=laws, drafted=data.kept,
         backend="triton",
     )  # fmt: skip
 
 
-def fit(rule: Rule, device: str, batch: int = 1 << 17, rounds: int = 16) -> dict[str, float]:
+def fit(rule: ChainRule, device: str, batch: int = 1 << 17, rounds: int = 16) -> dict[str, float]:
     """Chi-square of the first two emitted tokens over two million steps, each with a draft of its own."""
     size = 6
     generator = torch.Generator(device=device).manual_seed(SEED)
@@ -188,16 +188,16 @@ def fit(rule: Rule, device: str, batch: int = 1 << 17, rounds: int = 16) -> dict
     controls = controls._replace(**{name: getattr(controls, name).repeat(batch) for name in Controls._fields[:4]})
     rules = torch.full((batch,), rule, dtype=torch.int32, device=device)
     b = torch.arange(batch, device=device)
-    seen = torch.zeros(size * (size + 1), device=device, dtype=torch.int64)
+    counts_by_pair = torch.zeros(size * (size + 1), device=device, dtype=torch.int64)
     for step in range(rounds):
-        names = Names(b * 0 + SEED, b, b * 0 + step)
-        tokens, kept = kernels.sample(draft[:, 0], controls, names, index=1, backend="triton")
+        noise = NoiseKeys(b * 0 + SEED, b, b * 0 + step)
+        tokens, kept = kernels.sample(draft[:, 0], controls, noise, index=1, backend="triton")
         out = kernels.verify(
-            target, draft, tokens[:, None], controls, rules, names, drafted=kept, backend="triton"
+            target, draft, tokens[:, None], controls, rules, noise, drafted=kept, backend="triton"
         ).tokens
-        seen += torch.bincount(out[:, 0] * (size + 1) + out[:, 1] + 1, minlength=len(seen))
+        counts_by_pair += torch.bincount(out[:, 0] * (size + 1) + out[:, 1] + 1, minlength=len(counts_by_pair))
     # the second token, where there is one, is a draw from the second row; the first always one from the first
-    counts = seen.view(size, size + 1).double().cpu()
+    counts = counts_by_pair.view(size, size + 1).double().cpu()
     p = target[0].double().softmax(-1).cpu()
     first = ((counts.sum(1) - counts.sum() * p[0]) ** 2 / (counts.sum() * p[0])).sum()
     pairs = counts[:, 1:].sum(0)
@@ -221,18 +221,18 @@ def table(rows: list[dict[str, Any]]) -> str:
         for mode, name, rule in dict.fromkeys((row["mode"], row["name"], row["rule"]) for row in mine):
             cells = []
             for b in batches:
-                found = [r for r in mine if (r["mode"], r["name"], r["rule"], r["B"]) == (mode, name, rule, b)]
-                for r in found[-1:]:
+                matches = [r for r in mine if (r["mode"], r["name"], r["rule"], r["B"]) == (mode, name, rule, b)]
+                for r in matches[-1:]:
                     times = r["us_in_10"] / r["floor_us"]
                     cells.append(f"{r['us']:.1f} / {r['us_in_10']:.1f} ({times:.2f}x)")
-                cells += ["-"] * (not found)
+                cells += ["-"] * (not matches)
             lines.append(f"| {name}, {mode} | {rule} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
 def about() -> dict[str, Any]:
-    """What the numbers depend on; DRAFTPROOF_COMMIT names the commit where git cannot."""
+    """Machine, versions and commit; DRAFTPROOF_COMMIT names the commit where git is not available."""
     import triton
 
     commit = (
@@ -257,28 +257,30 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measure, append the rows to a file as they come, and return them."""
     if not (torch.cuda.is_available() and kernels.available()):
-        raise DraftproofError("bench kernels needs a CUDA device and Triton: install draftproof[gpu] on such a machine")
+        raise DraftproofError(
+            "bench kernels needs a CUDA device and Triton: install draftproof[gpu] on a machine with a GPU"
+        )
     if unknown := [mode for mode in modes if mode not in MODES]:
-        raise DraftproofError(f"unknown mode {unknown[0]!r}: choose of {', '.join(MODES)}")
-    made = []
+        raise DraftproofError(f"unknown mode {unknown[0]!r}: choose from {', '.join(MODES)}")
+    results = []
     shapes = [(size, batch) for size in sizes for batch in batches]
     for rows in (measure(shapes, modes, beside), check("cuda") if checked else ()):
         for row in rows:
             print(dumps(row), file=sys.stderr, flush=True)
-            made.append({**row, **about()})
+            results.append({**row, **about()})
             if json is not None:
                 with json.open("a") as file:
-                    file.write(dumps(made[-1]) + "\n")
-    return made
+                    file.write(dumps(results[-1]) + "\n")
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write measured rows into docs/kernels.md as a table.")
     parser.add_argument("--table", type=Path, required=True, help="file of rows that `draftproof bench kernels` wrote")
-    made = table([loads(line) for line in parser.parse_args().table.read_text().splitlines()])
+    markdown = table([loads(line) for line in parser.parse_args().table.read_text().splitlines()])
     page = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
     before, mark, _ = page.read_text().partition("<!-- made by src/draftproof/bench/kernels.py -->\n")
-    page.write_text(before + mark + "\n" + made)
+    page.write_text(before + mark + "\n" + markdown)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Target and drafter of a benchmark, as we hold them and as transformers does, and the prompts they are given."""
+"""Load target and drafter of a benchmark, for our engine and for transformers, and the prompts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from draftproof import prompts as texts
 from draftproof.bench import inflate as inflation
@@ -25,12 +26,12 @@ from draftproof.models.llama.rebuild import rebuild
 
 
 class Pair(NamedTuple):
-    """The same two models twice; in the same precision they are the same objects."""
+    """Target and drafter for both sides; in the same precision they share their weights."""
 
     target: HFModel
     draft: Model | None
     network: Any
-    assistant: Any  # None where the drafter is no network
+    assistant: Any  # the drafter's network; None where it has none
     device: str
     dtype: str
 
@@ -38,19 +39,17 @@ class Pair(NamedTuple):
 def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, blur: float = 0.0) -> Pair:
     """Load both models; transformers' side is float32 where ours is int8.
 
-    inflate   shape of `draftproof.bench.inflate` that the target's function is put into: the cost of a larger model
-    blur      share of noise in the drafter's weights: a drafter that agrees less
+    inflate   shape of `draftproof.bench.inflate` for the target: the same function at the cost of a larger model
+    blur      share of noise in the drafter's weights, which lowers its acceptance rate
     """
     if not 0 <= blur <= 1:
         raise DraftproofError(f"blur must be from 0 to 1, not {blur}")
     named = draft in DRAFTERS or draft.startswith("text:") or "|" in draft
     no_model = named or head.is_head(Path(draft))
     if blur and (no_model or dtype == "int8"):
-        raise DraftproofError(
-            f"blur needs a model with float weights as drafter, not {draft!r} in {dtype}: leave it out"
-        )
+        raise DraftproofError(f"blur needs a draft model with float weights, not {draft!r} in {dtype}: leave it out")
     if inflate and dtype == "int8":
-        raise DraftproofError("inflate makes float weights, not those of int8: choose another dtype")
+        raise DraftproofError("inflate does not work with int8 weights: choose another dtype")
     if inflate:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         small, tokenizer = read(target, torch.float32)
@@ -61,10 +60,10 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
         theirs = as_transformers(ours, target, dtype)
     device = str(ours.network.device.type)
     if inflate and draft == "head":
-        wide = inflation.inflate_head(
+        inflated = inflation.inflate_head(
             headnet.load(head.SHIPPED), small.config.num_hidden_layers, inflation.shape(inflate)
         )
-        return Pair(ours, head.HeadModel(ours, wide), theirs, None, device, dtype)
+        return Pair(ours, head.HeadModel(ours, inflated), theirs, None, device, dtype)
     if no_model:
         return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
     if blur:
@@ -75,45 +74,45 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
         guesser = load(draft, dtype=dtype, device=device)
     fitted = fit(ours, guesser)
     assistant = None
-    if fitted is guesser:  # theirs needs one vocabulary
+    if fitted is guesser:  # transformers needs a shared vocabulary
         assistant = _read(network) if blur else as_transformers(guesser, draft, dtype)
     return Pair(ours, fitted, theirs, assistant, device, dtype)
 
 
 def as_transformers(model: HFModel, name: str, dtype: str) -> Any:
-    """The network of that name as transformers has it: the very same where ours is one, in float32 where it is int8."""
-    if hasattr(model.network, "generate") and dtype != "int8":
+    """The network for transformers' generate: ours where it is transformers' own, float32 where ours is int8."""
+    if isinstance(model.network, PreTrainedModel) and dtype != "int8":
         return _read(model.network)
     precision = torch.float32 if dtype == "int8" else getattr(torch, dtype)
     return _read(read(name, precision)[0].to(model.network.device).eval())
 
 
 def _read(network: Any) -> Any:
-    """Weights are mapped from their file and read on first use; that must not be counted as some way's memory."""
+    """Touch all weights: they are memory-mapped, and the first candidate's memory must not include reading them."""
     for weight in network.parameters():
         weight.sum()
     return network
 
 
 def prompts(pair: Pair, path: Path | None, by: str | None) -> dict[str, list[Ids]]:
-    """Token ids of the prompts of a file, or of our own, in groups by a field of the file."""
+    """Token ids of the prompts of a file, or of the built-in ones, grouped by a field of the file."""
     words = texts.PROMPTS if path is None else texts.read(path)
     if by is None:
         return {"": [encode(pair.target, prompt) for prompt in words]}
     if path is None or path.suffix != ".jsonl":
-        raise DraftproofError("prompts are grouped by a field of a .jsonl file: give one with --prompts")
+        raise DraftproofError("prompts can only be grouped by a field of a .jsonl file: give one with --prompts")
     groups: dict[str, list[Ids]] = {}
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     for prompt, line in zip(words, lines, strict=True):
         entry = json.loads(line)
         if by not in entry:
-            raise DraftproofError(f"a line of {path} has no field {by!r}: it has {', '.join(entry)}")
+            raise DraftproofError(f"a line of {path} has no field {by!r}: choose from {', '.join(entry)}")
         groups.setdefault(str(entry[by]), []).append(encode(pair.target, prompt))
     return groups
 
 
 def rounds(ids: Sequence[Ids], batch: int, repeat: int) -> list[list[Ids]]:
-    """Prompts for each round; they start over when there are too few.
+    """Prompts for each round; they repeat when there are too few.
 
     >>> rounds([(1,), (2,), (3,)], batch=2, repeat=2)
     [[(1,), (2,)], [(3,), (1,)]]

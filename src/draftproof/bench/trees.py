@@ -1,8 +1,8 @@
-"""Guesses and verification of a tree by kernels, on one CUDA device: microseconds, and agreement with the laws.
+"""Time the kernels that draft and verify trees on one CUDA device, and check them against the laws.
 
     python -m draftproof.bench.trees --size 49152 --batch 1 --batch 32      # a row for each batch, as JSON
 
-Times are of one of ten calls in a CUDA graph: `guess_us` of each level, `traverse_us` of the whole tree.
+Times are per call, of ten calls in a CUDA graph: `guess_us` of each level, `traverse_us` of the whole tree.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from draftproof import kernels
 from draftproof.bench.kernels import MODES, SEED, about, graph
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
-from draftproof.kernels import Controls, Names, Summary, agreement
+from draftproof.kernels import Controls, NoiseKeys, Summary, agreement
 
 
-class Case(NamedTuple):
+class TreeCase(NamedTuple):
     """One step's input: logits as in src/draftproof/bench/kernels.py."""
 
     tree: Tree
@@ -30,12 +30,12 @@ class Case(NamedTuple):
     target: Tensor
     draft: Tensor
     controls: Controls
-    names: Names
+    noise: NoiseKeys
     tokens: Tensor
     kept: Summary
 
 
-def case(tree: Tree, batch: int, size: int, mode: str, device: str) -> Case:
+def case(tree: Tree, batch: int, size: int, mode: str, device: str) -> TreeCase:
     """Logits like a language model's in spread, with a drafter whose laws overlap the target's by about 0.7."""
     generator = torch.Generator(device=device).manual_seed(SEED)
     levels = [nodes for level in tree.levels if (nodes := [node for node in level if tree.children(node)])]
@@ -46,36 +46,36 @@ def case(tree: Tree, batch: int, size: int, mode: str, device: str) -> Case:
     controls = Controls.of([MODES[mode]] * batch, tree.size, size, device)
     tokens = torch.full((batch, tree.size), -1, dtype=torch.int64, device=device)
     kept = Summary.empty(batch, len(inner), target.device)
-    return Case(
-        tree, levels, target.bfloat16(), draft.bfloat16(), controls, Names(b * 0 + SEED, b, b * 0), tokens, kept
+    return TreeCase(
+        tree, levels, target.bfloat16(), draft.bfloat16(), controls, NoiseKeys(b * 0 + SEED, b, b * 0), tokens, kept
     )
 
 
-def guess(data: Case, level: int) -> None:
-    """The guesses after one level's nodes."""
+def guess(data: TreeCase, level: int) -> None:
+    """Draw the guesses after one level's nodes."""
     first = sum(map(len, data.levels[:level]))
     mine = slice(first, first + len(data.levels[level]))
     room = data.kept.at(mine)
     kernels.guess(
-        data.draft[:, mine], data.levels[level], data.tree, data.tokens, data.controls, data.names,
+        data.draft[:, mine], data.levels[level], data.tree, data.tokens, data.controls, data.noise,
         summary=room, backend="triton",
     )  # fmt: skip
 
 
-def traverse(data: Case) -> kernels.Walked:
-    """The verification of all of them."""
-    _, _, target, draft, controls, names, tokens, kept = data
-    return kernels.traverse(target, draft, tokens, data.tree, controls, names, drafted=kept, backend="triton")
+def traverse(data: TreeCase) -> kernels.Walked:
+    """Verify the whole tree."""
+    _, _, target, draft, controls, noise, tokens, kept = data
+    return kernels.traverse(target, draft, tokens, data.tree, controls, noise, drafted=kept, backend="triton")
 
 
-def compare(data: Case) -> dict[str, Any]:
-    """Outcomes beside those of the float64 laws."""
+def compare(data: TreeCase) -> dict[str, Any]:
+    """Compare outcomes with those of the float64 laws."""
     for level in range(len(data.levels)):
         guess(data, level)
     out = traverse(data)
-    guessed = agreement.compare_guesses(data.tokens, data.draft, data.tree, data.controls, data.names)
+    guessed = agreement.compare_guesses(data.tokens, data.draft, data.tree, data.controls, data.noise)
     walked = agreement.compare_tree(
-        out, data.target, data.draft, data.tokens, data.tree, data.controls, data.names
+        out, data.target, data.draft, data.tokens, data.tree, data.controls, data.noise
     )  # fmt: skip
     ties, wrong = (a + b for a, b in zip(guessed, walked, strict=True))
     return {"accepted": round(out.accepted.float().mean().item(), 2), "near_ties": ties, "wrong": wrong}
@@ -86,10 +86,10 @@ def row(tree: str, batch: int, size: int, mode: str) -> dict[str, Any]:
     if not (torch.cuda.is_available() and kernels.available()):
         raise DraftproofError("draftproof.bench.trees needs a CUDA device and Triton: install draftproof[gpu] there")
     data = case(Tree.parse(tree), batch, size, mode, "cuda")
-    found = compare(data)
+    agreed = compare(data)
     times = [round(graph(partial(guess, data, level), 10), 1) for level in range(len(data.levels))]
     return {
-        "bench": "trees", "tree": tree, "B": batch, "V": size, "mode": mode, **found,
+        "bench": "trees", "tree": tree, "B": batch, "V": size, "mode": mode, **agreed,
         "guess_us": times, "traverse_us": round(graph(lambda: traverse(data), 10), 1), **about(),
     }  # fmt: skip
 
@@ -100,10 +100,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, action="append", help="vocabulary")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--mode", choices=list(MODES), default="temp")
-    asked = parser.parse_args()
-    for size in asked.size or [49152, 128256]:
-        for batch in asked.batch or [1, 8, 32]:
-            print(dumps(row(asked.tree, batch, size, asked.mode)), flush=True)
+    arguments = parser.parse_args()
+    for size in arguments.size or [49152, 128256]:
+        for batch in arguments.batch or [1, 8, 32]:
+            print(dumps(row(arguments.tree, batch, size, arguments.mode)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ways of writing the same texts, timed in turns (A B C A B C ...), so that a noisy machine is noisy for all alike."""
+"""Time candidates in turns (A B C A B C ...), so that noise of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ids = tuple[int, ...]
 
 
 class Workload(NamedTuple):
-    """What every way must be ready for: texts of one length that nothing ends early."""
+    """The work of every candidate: texts of one length that no end token ends early."""
 
     batch: int
     tokens: int  # of each text
@@ -23,18 +23,18 @@ class Workload(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What became of one batch of texts."""
+    """The measurements of one batch of texts."""
 
     tokens: int  # of all texts together
     calls: int  # of the target, counted for each text that took part
-    phases: dict[str, float]  # seconds; empty where a way does not tell
+    phases: dict[str, float]  # seconds; empty where a candidate does not report them
     seconds: float = 0.0
-    memory: int = 0  # bytes that this way needs beside the weights
-    guesses: int = 0  # of these, bytes that are there for guesses only, where a way tells
+    memory: int = 0  # bytes needed besides the weights
+    guesses: int = 0  # of these, bytes for drafting alone, where reported
 
     @staticmethod
     def one_by_one(runs: Sequence[Run]) -> Run:
-        """Several, one after another, as one."""
+        """Combine several runs that were made one after another."""
         phases = {name: sum(run.phases[name] for run in runs) for name in runs[0].phases}
         return Run(sum(run.tokens for run in runs), sum(run.calls for run in runs), phases)
 
@@ -42,65 +42,65 @@ class Run(NamedTuple):
 Write = Callable[[Sequence[Ids], float, int], Run]  # prompts, temperature, seed
 
 
-class Way(NamedTuple):
-    """A named way of writing; `open` makes it ready for a workload."""
+class Candidate(NamedTuple):
+    """A named engine to measure; `open` prepares it for a workload."""
 
     name: str
     open: Callable[[Workload], Write]
 
 
-class Ready(NamedTuple):
-    """A way that runs here."""
+class WarmCandidate(NamedTuple):
+    """A candidate that runs on this machine, warmed up."""
 
     name: str
     write: Write
-    kept: int  # bytes that it holds between texts
+    held: int  # bytes that it holds between texts
 
 
-def open_ways(
-    ways: Sequence[Way],
+def warm_up(
+    candidates: Sequence[Candidate],
     workload: Workload,
     prompts: Sequence[Ids],
     temperatures: Sequence[float],
     device: str,
     notice: Callable[[str], object],
-) -> list[Ready]:
-    """Make every way write the prompts unmeasured: caches fill, kernels are compiled, graphs captured.
+) -> list[WarmCandidate]:
+    """Run every candidate once unmeasured: caches fill, kernels are compiled, graphs captured.
 
-    On a GPU twice, because some graphs are captured when a shape comes again. A way that fails does not run on this
-    machine; it is left out and `notice` hears why.
+    On a GPU twice, because some graphs are captured when a shape occurs again. A candidate that fails is left out, and
+    the reason is passed to `notice`.
     """
     ready = []
-    for way in ways:
+    for candidate in candidates:
         before = _held(device)
         try:
-            write = way.open(workload)
+            write = candidate.open(workload)
             for temperature in [*temperatures] * (2 if device == "cuda" else 1):
                 write(prompts, temperature, 0)
-        except DraftproofError:  # ours, and the user can mend it
+        except DraftproofError:  # an error that the user can fix
             raise
-        except Exception as error:  # a peer's reasons are its own: compilers, memory, models it does not take
-            said = str(error).strip().splitlines()
-            notice(f"{way.name} does not run here: {said[0] if said else type(error).__name__}")
+        except Exception as error:  # peers fail for many reasons: compilers, memory, unsupported models
+            lines = str(error).strip().splitlines()
+            notice(f"{candidate.name} does not run here: {lines[0] if lines else type(error).__name__}")
             continue
-        ready.append(Ready(way.name, write, _held(device) - before))
+        ready.append(WarmCandidate(candidate.name, write, _held(device) - before))
     return ready
 
 
 def take_turns(
-    ready: Sequence[Ready], rounds: Sequence[Sequence[Ids]], temperature: float, seed: int, device: str
+    ready: Sequence[WarmCandidate], rounds: Sequence[Sequence[Ids]], temperature: float, seed: int, device: str
 ) -> dict[str, list[Run]]:
-    """The runs of each way, one a round; in a round all have the same prompts and seed."""
-    runs: dict[str, list[Run]] = {way.name: [] for way in ready}
+    """The runs of each candidate, one per round; in a round all have the same prompts and seed."""
+    runs: dict[str, list[Run]] = {candidate.name: [] for candidate in ready}
     for number, prompts in enumerate(rounds):
-        for way in ready:
+        for candidate in ready:
             _forget_peak(device)
             before = _held(device)
             start = time.perf_counter()
-            run = way.write(prompts, temperature, seed + number)
+            run = candidate.write(prompts, temperature, seed + number)
             seconds = time.perf_counter() - start
-            memory = max(0, way.kept + _peak(device) - before)
-            runs[way.name].append(run._replace(seconds=seconds, memory=memory))
+            memory = max(0, candidate.held + _peak(device) - before)
+            runs[candidate.name].append(run._replace(seconds=seconds, memory=memory))
     return runs
 
 
@@ -117,11 +117,11 @@ def _forget_peak(device: str) -> None:
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     elif Path("/proc/self/clear_refs").exists():
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak becomes what is held now
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak to the current use
 
 
 def _status(name: str) -> int:
-    """A figure of the process in bytes; zero on systems that do not tell."""
+    """A value of /proc/self/status in bytes; zero on systems without it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)

@@ -1,1 +1,1 @@
-"""A file for each command; what a command needs is imported when it is called, so that help comes at once."""
+"""The command line, one file per command; imports wait until a command runs, so that --help is fast."""

@@ -25,21 +25,21 @@ Target = Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a 
 
 
 def audit(
-    transcripts: Annotated[Path, typer.Argument(help="A JSONL file: prompt, output and settings in each line.")],
+    transcripts: Annotated[Path, typer.Argument(help="JSONL file with prompt, output and settings on each line.")],
     target: Target = "smollm2",
     draft: Annotated[
-        str, typer.Option(help="The draft that was used: ngram, head, a model, ngram|MODEL; or none.")
+        str, typer.Option(help="The draft that the engine used: ngram, head, a model, ngram|MODEL; or none.")
     ] = "none",
-    alpha: Annotated[float, typer.Option(help="Chance of accusing an exact engine, however often one looks.")] = 0.01,
+    alpha: Annotated[float, typer.Option(help="Probability of a false alarm, however long the audit.")] = 0.01,
     tolerance: Annotated[float, typer.Option(help="Allowance for rounding: total variation at each token.")] = 1e-4,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.")] = None,
     dtype: Precision = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Is the engine that wrote these transcripts exact? Exit code 0: so far; 1: no; 2: bad input.
+    """Test whether the engine that wrote these transcripts is exact. Exit code 0: so far; 1: no; 2: bad input.
 
-    Knowing the draft, an audit finds faults that involve it many times sooner. For an engine that computes in bfloat16,
-    give the same --dtype, and a --tolerance at which its plain sampling passes.
+    If the engine used a draft, name it: faults that involve it are then found many times sooner. For an engine that
+    computes in bfloat16, give the same --dtype, and a --tolerance at which its plain sampling passes.
     """
     from draftproof.audit import read
     from draftproof.audit import run as auditing
@@ -47,21 +47,21 @@ def audit(
     from draftproof.models import drafter, load
 
     if not transcripts.is_file():
-        raise DraftproofError(f"no transcripts at {transcripts}: `draftproof collect` makes some")
+        raise DraftproofError(f"no transcripts at {transcripts}: create some with `draftproof collect`")
     if html is not None:
         check_writable(html, "the report")
     model = load(target, dtype=dtype)
     guesser = drafter(draft, model)
     texts = _counted(read(transcripts, model))
-    found = auditing.audit(texts, model, draft=guesser, alpha=alpha, tolerance=tolerance)
+    report = auditing.audit(texts, model, draft=guesser, alpha=alpha, tolerance=tolerance)
     if html is not None:
-        html.write_text(page(found), encoding="utf-8")
-    typer.echo(found.json() if as_json else found.text())
-    raise typer.Exit(0 if found.exact else 1)
+        html.write_text(page(report), encoding="utf-8")
+    typer.echo(report.json() if as_json else report.text())
+    raise typer.Exit(0 if report.exact else 1)
 
 
 def _counted(transcripts: Iterator[Transcript]) -> Iterator[Transcript]:
-    """The same, with a line on the terminal that says how far it has come."""
+    """Pass transcripts through, with a progress line on the terminal."""
     tokens, shown = 0, 0.0
     for transcript in transcripts:
         tokens += len(transcript.output)
@@ -75,25 +75,25 @@ def _counted(transcripts: Iterator[Transcript]) -> Iterator[Transcript]:
 
 def collect(
     source: Annotated[str, typer.Argument(help="engine, transformers, assisted, lookup, vllm, or a server's URL.")],
-    prompts: Annotated[Path, typer.Argument(help="A .txt file, one prompt a line, or a .jsonl file.")],
+    prompts: Annotated[Path, typer.Argument(help="A .txt file, one prompt per line, or a .jsonl file.")],
     out: Annotated[Path, typer.Argument(help="JSONL file to write.")],
     target: Target = "smollm2",
     draft: Annotated[str, typer.Option(help="For engine and assisted: as for generate, or none.")] = "none",
-    verify: Annotated[str, typer.Option(help="For engine: a name of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="For engine: shape of the guesses.")] = "chain:5",
-    model: Annotated[str, typer.Option(help="For a server: the model's name there.")] = "",
-    samples: Annotated[int, typer.Option(help="Texts for each prompt.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of each text.")] = 128,
+    verify: Annotated[str, typer.Option(help="For engine: a rule of `draftproof list`.")] = "block",
+    tree: Annotated[str, typer.Option(help="For engine: draft tree, such as chain:5.")] = "chain:5",
+    model: Annotated[str, typer.Option(help="For a server: the model's name on it.")] = "",
+    samples: Annotated[int, typer.Option(help="Samples per prompt.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum length of each text.")] = 128,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the engine's noise, where it takes one.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed, for engines that take one.")] = 0,
     dtype: Precision = "float32",
     raw: Raw = False,
 ) -> None:
-    """Sample from an engine and keep what it said, to be audited."""
+    """Sample texts from an engine and write them as transcripts for `draftproof audit`."""
     from draftproof.audit import write
     from draftproof.engine.arguments import encode
     from draftproof.models import load
@@ -112,15 +112,15 @@ def collect(
     questions = read(prompts)
     check_writable(out, "transcripts")
     if out.exists() and out.samefile(prompts):
-        raise DraftproofError(f"{out} holds the prompts: choose another file for the transcripts")
-    theirs = source in ("transformers", "lookup", "assisted")  # who generate with their own networks
+        raise DraftproofError(f"{out} contains the prompts: choose another file for the transcripts")
+    theirs = source in ("transformers", "lookup", "assisted")  # they generate with transformers' own network
     loaded = load(target, dtype=dtype, lean=not theirs)
     ids = [encode(loaded, question, chat=not raw) for question in questions]
     settings: dict[str, Any] = {"samples": samples, "max_new_tokens": max_new_tokens}
     if not source.startswith("http"):
         settings["seed"] = seed
-    made = _source(source, loaded, ids, sampling, settings, draft, verify, tree, model or target)
-    typer.echo(f"{write(out, made)} transcripts in {out}", err=True)
+    transcripts = _source(source, loaded, ids, sampling, settings, draft, verify, tree, model or target)
+    typer.echo(f"{write(out, transcripts)} transcripts in {out}", err=True)
 
 
 def _source(
@@ -134,7 +134,7 @@ def _source(
     tree: str,
     model: str,
 ) -> Iterator[Transcript]:
-    """The collector of that name, with what it takes."""
+    """Call the collector of that name with the options it takes."""
     from draftproof.audit import collect as collectors
     from draftproof.draft import Tree
     from draftproof.models import drafter, load
@@ -151,7 +151,9 @@ def _source(
             return collectors.transformers(target, prompts, sampling, lookup=5, **settings)
         case "assisted":
             if not isinstance(guesser, HFModel):
-                raise DraftproofError(f"assisted generation needs a model as its draft, not {draft!r}: give --draft")
+                raise DraftproofError(
+                    f"assisted generation needs a model as its draft, not {draft!r}: name one with --draft"
+                )
             assistant = load(draft, device=str(target.network.device), lean=False)
             return collectors.transformers(target, prompts, sampling, assistant=assistant, **settings)
         case "vllm":

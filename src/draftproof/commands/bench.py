@@ -18,20 +18,24 @@ if TYPE_CHECKING:
     from draftproof.models.base import Model
     from draftproof.models.hf import HFModel
 
-app = typer.Typer(help="Measure speed beside transformers, every peer in the same run.", no_args_is_help=True)
+app = typer.Typer(help="Compare speed with transformers, all engines in the same run.", no_args_is_help=True)
 
-Draft = Annotated[str, typer.Option(help="auto, head, ngram, a model, text:MODEL, or none.")]
-Prompts = Annotated[Path | None, typer.Option(help="A .txt or .jsonl file; a few of our own by default.")]
-By = Annotated[str | None, typer.Option(help="Measure each value of this field of the prompts' file apart.")]
-Temperature = Annotated[list[str], typer.Option(help="One or several, as in 0.8,1.0, or given several times.")]
-Verify = Annotated[str, typer.Option(help="Names of `draftproof list`, as in token,block.")]
-Shape = Annotated[str, typer.Option("--tree", help="Shape of the guesses: chain:5, star:4, best:20x5, auto.")]
+DraftOption = Annotated[str, typer.Option(help="auto, head, ngram, a model, text:MODEL, or none.")]
+PromptsOption = Annotated[
+    Path | None, typer.Option(help="A .txt or .jsonl file of prompts; a few built-in ones by default.")
+]
+By = Annotated[str | None, typer.Option(help="Field of the prompts' file whose values are measured separately.")]
+TemperaturesOption = Annotated[list[str], typer.Option(help="One or several, such as 0.8,1.0; may be repeated.")]
+Verify = Annotated[str, typer.Option(help="Rules of `draftproof list`, such as token,block.")]
+TreeOption = Annotated[str, typer.Option("--tree", help="Draft tree: chain:5, star:4, best:20x5 or auto.")]
 Tokens = Annotated[int, typer.Option("--tokens", "-n", help="Length of each text.")]
-Repeat = Annotated[int, typer.Option(help="Rounds, each with other prompts.")]
-Seed = Annotated[int, typer.Option(help="Of the first round; later ones count on from it.")]
-Precision = Annotated[str, typer.Option(help="float32, bfloat16 or int8; transformers runs int8's peers in float32.")]
-Inflate = Annotated[str | None, typer.Option(help="Give the target the cost of a larger shape, as in 8b.")]
-Blur = Annotated[float, typer.Option(help="Share of noise in the drafter's weights, so that it agrees less.")]
+Repeat = Annotated[int, typer.Option(help="Number of rounds, each with different prompts.")]
+Seed = Annotated[int, typer.Option(help="Seed of the first round; later rounds count up from it.")]
+PrecisionOption = Annotated[
+    str, typer.Option(help="float32, bfloat16 or int8; beside int8, transformers runs in float32.")
+]
+Inflate = Annotated[str | None, typer.Option(help="Give the target the cost of a larger model, such as 8b.")]
+Blur = Annotated[float, typer.Option(help="Share of noise in the drafter's weights, to lower its acceptance rate.")]
 Compiled = Annotated[bool, typer.Option("--compile", help="Compile our models on a GPU, transformers' on a CPU.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Append the rows to this file.")]
 
@@ -39,24 +43,26 @@ Json = Annotated[Path | None, typer.Option("--json", help="Append the rows to th
 @app.command()
 def engine(
     target: AnyTarget = "smollm2",
-    draft: Draft = "ngram",
-    prompts: Prompts = None,
+    draft: DraftOption = "ngram",
+    prompts: PromptsOption = None,
     by: By = None,
-    temperature: Temperature = ["1.0"],  # noqa: B006
-    batch: Annotated[str, typer.Option(help="Texts at a time, as in 1,8,32.")] = "1",
+    temperature: TemperaturesOption = ["1.0"],  # noqa: B006
+    batch: Annotated[str, typer.Option(help="Batch sizes, such as 1,8,32.")] = "1",
     verify: Verify = "block",
-    tree: Shape = "auto",
+    tree: TreeOption = "auto",
     tokens: Tokens = 64,
     repeat: Repeat = 5,
     seed: Seed = 0,
-    dtype: Precision = "float32",
+    dtype: PrecisionOption = "float32",
     compiled: Compiled = False,
     inflate: Inflate = None,
     blur: Blur = 0.0,
-    only: Annotated[str, typer.Option(help="Ways whose names contain one of these, as in draftproof,static.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Measure only engines whose names contain one of these, such as draftproof,static.")
+    ] = "",
     json: Json = None,
 ) -> None:
-    """Plain and speculative sampling beside transformers' plain, static and assisted generation."""
+    """Compare plain and speculative sampling with transformers' plain, static and assisted generation."""
     from draftproof.bench import engine as bench
 
     options = _options(verify, tree, temperature, batch, tokens, repeat, seed, compiled, only)
@@ -66,23 +72,23 @@ def engine(
 @app.command()
 def samples(
     target: AnyTarget = "smollm2",
-    draft: Draft = "none",
-    prompts: Prompts = None,
+    draft: DraftOption = "none",
+    prompts: PromptsOption = None,
     by: By = None,
-    temperature: Temperature = ["1.0"],  # noqa: B006
-    batch: Annotated[str, typer.Option(help="Samples of each prompt, as in 8,32.")] = "32",
+    temperature: TemperaturesOption = ["1.0"],  # noqa: B006
+    batch: Annotated[str, typer.Option(help="Samples per prompt, such as 8,32.")] = "32",
     verify: Verify = "block",
-    tree: Shape = "chain:5",
+    tree: TreeOption = "chain:5",
     tokens: Tokens = 64,
     repeat: Repeat = 3,
     seed: Seed = 0,
-    dtype: Precision = "float32",
+    dtype: PrecisionOption = "float32",
     compiled: Compiled = False,
     inflate: Inflate = None,
     blur: Blur = 0.0,
     json: Json = None,
 ) -> None:
-    """Many samples of one prompt: one by one, together, and together by transformers."""
+    """Draw many samples of one prompt: one by one, as a batch, and as a batch with transformers."""
     from draftproof.bench import samples as bench
 
     options = _options(verify, tree, temperature, batch, tokens, repeat, seed, compiled)
@@ -92,19 +98,19 @@ def samples(
 @app.command()
 def demo(
     target: AnyTarget = "smollm2",
-    draft: Draft = "auto",
-    prompts: Prompts = None,
+    draft: DraftOption = "auto",
+    prompts: PromptsOption = None,
     by: By = None,
-    temperature: Temperature = ["0.8"],  # noqa: B006
+    temperature: TemperaturesOption = ["0.8"],  # noqa: B006
     verify: Verify = "block",
-    tree: Shape = "auto",
+    tree: TreeOption = "auto",
     tokens: Tokens = 64,
     repeat: Repeat = 5,
     seed: Seed = 0,
-    dtype: Precision = "int8",
+    dtype: PrecisionOption = "int8",
     json: Json = None,
 ) -> None:
-    """What a first user meets: the default draft, plain sampling, and transformers' float32 generate."""
+    """Compare the default draft with plain sampling and with transformers' float32 generate."""
     from draftproof.bench import demo as bench
 
     options = _options(verify, tree, temperature, "1", tokens, repeat, seed)
@@ -113,18 +119,18 @@ def demo(
 
 @app.command()
 def kernels(
-    vocabulary: Annotated[str, typer.Option(help="Sizes of the vocabulary.")] = "32000,128256,151936",
-    batch: Annotated[str, typer.Option(help="Sequences verified at a time.")] = "1,8,64,256",
-    mode: Annotated[str, typer.Option(help="Controls: temp, topk_topp, topp, minp.")] = "temp,topk_topp,topp,minp",
+    vocabulary: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "32000,128256,151936",
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8,64,256",
+    mode: Annotated[
+        str, typer.Option(help="Sampling controls: temp, topk_topp, topp, minp.")
+    ] = "temp,topk_topp,topp,minp",
     peers: Annotated[
-        bool, typer.Option(help="PyTorch too, and vLLM and FlashInfer where they can be imported.")
+        bool, typer.Option(help="Also time PyTorch, and vLLM and FlashInfer where they are installed.")
     ] = True,
-    check: Annotated[
-        bool, typer.Option(help="Compare with the laws at full size, and count two million draws.")
-    ] = True,
+    check: Annotated[bool, typer.Option(help="Also compare with the exact laws, and test two million draws.")] = True,
     json: Json = None,
 ) -> None:
-    """Fused verification beside its memory floor and its peers, on a GPU."""
+    """Time fused verification on a GPU, beside its memory floor and its peers."""
 
     if json is not None:
         check_writable(json, "rows")
@@ -145,7 +151,7 @@ def _options(
     compiled: bool = False,
     only: str = "",
 ) -> Any:
-    """What is measured, checked before any model is loaded."""
+    """Collect and check the options before any model is loaded."""
     from draftproof.bench.engine import Options
 
     temperatures, batches = numbers(",".join(temperature), float, "temperature"), numbers(batch, int, "batch")
@@ -162,17 +168,17 @@ def beside_peers(
     seed: int,
     rule: dict[str, Any],  # verify, lossy, tree and sampling, as `generate` takes them
 ) -> Speeds:
-    """How fast a text like this is written, beside plain sampling and transformers, in turns."""
-    from draftproof.bench.demo import compare, ways
+    """Measure the speed on one prompt, in turns with plain sampling and transformers."""
+    from draftproof.bench.demo import candidates, compare
     from draftproof.bench.ours import Contender
     from draftproof.bench.pair import as_transformers
 
-    both = ways(Contender(target, draft, **rule), as_transformers(target, name, dtype))
-    return compare(both, prompt, rule["sampling"].temperature, seed)
+    contenders = candidates(Contender(target, draft, **rule), as_transformers(target, name, dtype))
+    return compare(contenders, prompt, rule["sampling"].temperature, seed)
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Names of rules; a wrong one should not wait for a model to load."""
+    """Parse names of rules, so that a wrong one fails before a model is loaded."""
     from draftproof.engine.setup import choose_rule
 
     return tuple(choose_rule(name, None).name for name in text.split(","))
@@ -190,31 +196,31 @@ def _report(
     options: Any,
     json: Path | None,
 ) -> None:
-    """Each comparison as soon as it is measured: a table, and rows in the file."""
+    """Print each comparison as soon as it is measured, and append its rows to the file."""
     from draftproof.bench import pair
     from draftproof.bench.rows import append
 
     if json is not None:
         check_writable(json, "rows")
     opened = pair.open_pair(*models)
-    for made in measure(opened, pair.prompts(opened, prompts, by), options, _notice):
+    for rows in measure(opened, pair.prompts(opened, prompts, by), options, _notice):
         if json is not None:
-            append(json, made)
-        show(made)
+            append(json, rows)
+        show(rows)
 
 
-def show(made: Sequence[dict[str, Any]]) -> None:
-    """A table of one comparison."""
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print one comparison as a table."""
     from rich.console import Console
     from rich.table import Table
 
     from draftproof.bench.rows import caption, cells, heads
 
-    if not made:
+    if not rows:
         return
-    table = Table(title=caption(made[0]), title_justify="left", box=None, pad_edge=False)
-    for head in heads(made):
+    table = Table(title=caption(rows[0]), title_justify="left", box=None, pad_edge=False)
+    for head in heads(rows):
         table.add_column(head, justify="left" if head in ("", "time") else "right")
-    for row in made:
-        table.add_row(*cells(row, made))
+    for row in rows:
+        table.add_row(*cells(row, rows))
     Console(width=None if sys.stdout.isatty() else 200).print(table, "")

@@ -17,7 +17,7 @@ from draftproof.commands.limits import limits
 from draftproof.commands.rules import list_rules
 from draftproof.errors import DraftproofError
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # of a GPU, of the machine: torch's words for it
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # torch's messages, for a GPU and for the CPU
 
 app = typer.Typer(
     help="Faster text from a language model, from exactly the model's own distribution.",
@@ -33,8 +33,8 @@ app.command("list")(list_rules)
 app.add_typer(bench, name="bench")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from draftproof import __version__
 
         typer.echo(f"draftproof {__version__}")
@@ -50,35 +50,35 @@ def options(
     """Faster text from a language model, from exactly the model's own distribution."""
 
 
-def _quiet() -> None:
-    """What other packages say when they are imported is not for our users; `python -W` brings it back."""
+def _hide_warnings() -> None:
+    """Hide warnings and log messages of other packages; `python -W` brings warnings back."""
     import logging
     import warnings
 
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=r"(?!draftproof)")
     logging.getLogger().setLevel(logging.ERROR)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it would warn of the process that fetches a model
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it would tell of every try to reach the Hub
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else it warns when a download forks a process
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # else it reports every retry
 
 
-def _forgiving() -> None:
-    """A terminal that lacks a character shows another one: no reason to lose a text."""
+def _replace_unprintable() -> None:
+    """Print ? for characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line and exit code 2, what the system refuses, 1."""
-    _quiet()
-    _forgiving()
+    """Run the command line: one line and exit code 2 for errors of the user, 1 for errors of the system."""
+    _hide_warnings()
+    _replace_unprintable()
     try:
         app()
     except DraftproofError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except OSError as error:  # no space, no right to write
+    except OSError as error:  # such as a full disk or missing permissions
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:

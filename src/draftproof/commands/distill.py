@@ -1,4 +1,4 @@
-"""`draftproof distill`: a drafter for any target, from the command line."""
+"""`draftproof distill`: train a drafter for any target."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ if TYPE_CHECKING:
 
 
 def distill(
-    out: Annotated[Path, typer.Option(help="Folder of the run and of the finished drafter.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run and the finished drafter.")],
     target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
-    kind: Annotated[str, typer.Option(help="head: reads the target's hidden states; model: stands alone.")] = "head",
+    kind: Annotated[
+        str, typer.Option(help="head: reads the target's hidden states; model: a small model of its own.")
+    ] = "head",
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Prompts: a .txt or .jsonl file, or self; several times, for equal shares."),
+        typer.Option(help="Prompts: a .txt or .jsonl file, or self; may be repeated, for equal shares."),
     ] = None,
     held: Annotated[str, typer.Option(help="Prompts to evaluate on; by default every 20th of the data.")] = "",
-    minutes: Annotated[float | None, typer.Option(help="For text and training together; 20 by default.")] = None,
-    shards: Annotated[int | None, typer.Option(help="Amount of text, instead of minutes.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Amount of training, instead of minutes.")] = None,
-    rows: Annotated[int, typer.Option(help="Rows of text in a shard: as many as the memory holds at once.")] = 256,
-    held_rows: Annotated[int, typer.Option(help="Rows of text to evaluate on, for each temperature.")] = 64,
-    length: Annotated[int, typer.Option(help="Tokens in a row of text.")] = 513,
-    batch: Annotated[int, typer.Option(help="Rows in a step of training.")] = 32,
+    minutes: Annotated[float | None, typer.Option(help="Time for text and training together; 20 by default.")] = None,
+    shards: Annotated[int | None, typer.Option(help="Number of shards of text, instead of minutes.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps, instead of minutes.")] = None,
+    rows: Annotated[int, typer.Option(help="Rows of text per shard: as many as fit into memory at once.")] = 256,
+    held_rows: Annotated[int, typer.Option(help="Rows of text to evaluate on, per temperature.")] = 64,
+    length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 513,
+    batch: Annotated[int, typer.Option(help="Rows per training step.")] = 32,
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 3e-3,
-    vocabulary: Annotated[int, typer.Option(help="Tokens that a head can guess: the frequent ones.")] = 8192,
-    layers: Annotated[int | None, typer.Option(help="1 for a head, 6 for a model, or as --from has.")] = None,
-    width: Annotated[int, typer.Option(help="Of a model.")] = 96,
-    unroll: Annotated[int, typer.Option(help="Steps of its own that a head is trained for.")] = 4,
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens a head can guess: the most frequent ones.")] = 8192,
+    layers: Annotated[
+        int | None, typer.Option(help="Number of layers; by default 1 for a head, 6 for a model, or those of --from.")
+    ] = None,
+    width: Annotated[int, typer.Option(help="Width of a model.")] = 96,
+    unroll: Annotated[int, typer.Option(help="Draft steps in a row that a head is trained for.")] = 4,
     seed: Annotated[int, typer.Option(help="The same seed gives the same drafter.")] = 0,
-    begin: Annotated[str, typer.Option("--from", help="A drafter of the same kind to go on from.")] = "",
-    text: Annotated[Path | None, typer.Option(help="Folder of text, to share it between runs.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the target; bfloat16 on a GPU, else float32.")] = None,
+    begin: Annotated[str, typer.Option("--from", help="A drafter of the same kind to start from.")] = "",
+    text: Annotated[Path | None, typer.Option(help="Folder for the text, to share it between runs.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Precision of the target; bfloat16 on a GPU, else float32.")] = None,
     raw: Raw = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Train a drafter for a target, on text that the target writes. A killed run goes on where it was."""
+    """Train a drafter for a target on text that the target writes. An interrupted run resumes when restarted."""
     import torch
 
     from draftproof.distill import evaluate
@@ -72,15 +76,15 @@ def distill(
         begin=begin,
     ).check()
     precision = dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
-    model = load(target, dtype=precision, lean=False)  # transformers' own reads long texts faster
+    model = load(target, dtype=precision, lean=False)  # transformers' own network is faster on long texts
     with Bars() as bars:
-        found = distil(model, target, out, job, bars.report, text)
+        qualities = distil(model, target, out, job, bars.report, text)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found], indent=1))
+        typer.echo(json.dumps([quality._asdict() for quality in qualities], indent=1))
     else:
-        show(found)
+        show(qualities)
     try:
-        evaluate.plot(found, out / "evaluation.svg")
+        evaluate.plot(qualities, out / "evaluation.svg")
     except ImportError:
         typer.echo("no plot: install draftproof[theory]", err=True)
 
@@ -109,8 +113,8 @@ class Bars:
         self.bars.update(self.tasks[stage], completed=share, remark=remark)
 
 
-def show(found: list[Quality]) -> None:
-    """The evaluation as a table."""
+def show(qualities: list[Quality]) -> None:
+    """Print the evaluation as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -121,12 +125,12 @@ def show(found: list[Quality]) -> None:
         "in reach",
         "tokens a call by chain",
         "limit",
-        "in an engine",
+        "in the engine",
         "tree of 20",
     ):
         table.add_column(column)
-    for one in found:
-        lists = [" ".join(f"{value:.3f}" for value in part) for part in (one.overlap, one.tokens)]
-        rest = [f"{value:.3f}" for value in (one.limit[-1], one.engine, one.tree_of_20)]
-        table.add_row(f"{one.temperature:g}", lists[0], f"{one.reach:.3f}", lists[1], *rest)
+    for quality in qualities:
+        lists = [" ".join(f"{value:.3f}" for value in part) for part in (quality.overlap, quality.tokens)]
+        rest = [f"{value:.3f}" for value in (quality.limit[-1], quality.engine, quality.tree_of_20)]
+        table.add_row(f"{quality.temperature:g}", lists[0], f"{quality.reach:.3f}", lists[1], *rest)
     Console(width=None if Console().is_terminal else 140, highlight=False).print(table)

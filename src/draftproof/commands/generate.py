@@ -1,4 +1,4 @@
-"""`draftproof generate`: text on the terminal as it is made, then how it went."""
+"""`draftproof generate`: stream text to the terminal, then print a summary."""
 
 from __future__ import annotations
 
@@ -20,36 +20,42 @@ COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to write about; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     target: AnyTarget = "smollm2",
-    draft: Annotated[str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, several, none.")] = "auto",
-    verify: Annotated[str, typer.Option(help="A name of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="Shape of the guesses: chain:5, star:4, best:20x5, auto.")] = "auto",
-    draft_length: Annotated[str, typer.Option(help="So many guesses in a row, as --tree chain; or auto.")] = "auto",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length of the text.")] = 128,
+    draft: Annotated[
+        str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, none, or several with commas.")
+    ] = "auto",
+    verify: Annotated[str, typer.Option(help="A rule of `draftproof list`.")] = "block",
+    tree: Annotated[str, typer.Option(help="Draft tree: chain:5, star:4, best:20x5 or auto.")] = "auto",
+    draft_length: Annotated[
+        str, typer.Option(help="Number of draft tokens, short for --tree chain:N; or auto.")
+    ] = "auto",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum length of the text.")] = 128,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
-    typical_p: Annotated[float, typer.Option(help="Keep the most typical tokens that hold this mass.")] = 1.0,
+    typical_p: Annotated[
+        float, typer.Option(help="Keep the most typical tokens with this total probability; 1 is off.")
+    ] = 1.0,
     repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Over the output; 0 is off.")] = 0.0,
-    draft_temperature: Annotated[float | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
-    draft_top_k: Annotated[int | None, typer.Option(help="Of the guesses; the target's by default.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model ends its text.")] = False,
+    presence_penalty: Annotated[float, typer.Option(help="Penalty on tokens of the output; 0 is off.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Penalty for each use in the output; 0 is off.")] = 0.0,
+    draft_temperature: Annotated[float | None, typer.Option(help="Of the draft; the target's by default.")] = None,
+    draft_top_k: Annotated[int | None, typer.Option(help="Of the draft; the target's by default.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past the model's end token.")] = False,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Text depends on target and seed alone, not on the draft.")
+        bool, typer.Option("--reproducible", help="Same target and seed, same text, whatever the draft.")
     ] = False,
-    lossy: Annotated[str | None, typer.Option(help="Give up exactness: lenience:0.8, typical, ...")] = None,
+    lossy: Annotated[str | None, typer.Option(help="Trade exactness for speed: lenience:0.8, typical, ...")] = None,
     dtype: Precision = "float32",
     raw: Raw = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Time plain sampling and transformers beside it.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Also time plain sampling and transformers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Write text: accepted guesses in green, corrected ones in yellow, then how it went."""
+    """Generate text: accepted guesses in green, corrected ones in yellow, then a summary."""
     import dataclasses
 
     from draftproof.couple import COUPLINGS
@@ -86,11 +92,11 @@ def generate(
         "seed": seed,
         "chat": not raw,
     }
-    choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
+    choose_rule(verify, lossy)  # fail before a model is loaded
     names = _names(draft, compare)
     words = _stdin() if prompt == "-" else prompt
     model = load(target, dtype=dtype)
-    drafts = [one for name in names if (one := drafter(name, model)) is not None]
+    drafts = [found for name in names if (found := drafter(name, model)) is not None]
     writing = stream(model, words, draft=drafts, **settings)
     output = _finish(writing) if as_json else _show(writing)
     speeds = None
@@ -106,7 +112,7 @@ def generate(
 
 
 def _names(text: str, compare: bool) -> list[str]:
-    """The drafters asked for: several guess side by side."""
+    """The names of the drafters; several may draft together."""
     names = text.split(",")
     if compare and len(names) > 1:
         raise DraftproofError(f"--compare takes one drafter, not {len(names)}: leave it out, or name one of them")
@@ -114,43 +120,45 @@ def _names(text: str, compare: bool) -> list[str]:
 
 
 def _rule(verify: str, reproducible: bool, lossy: str | None) -> str:
-    """The verifier that was asked for in one way or the other."""
-    asked = [f"--verify {verify}"] if verify != "block" else []
-    asked += ["--reproducible"] if reproducible and verify != "gumbel" else []  # which is what it means
-    asked += [f"--lossy {lossy}"] if lossy is not None else []
-    if len(asked) > 1:
-        raise DraftproofError(f"{' and '.join(asked)} name different rules: give one of them")
+    """The verifier that the options --verify, --reproducible and --lossy name."""
+    given = [f"--verify {verify}"] if verify != "block" else []
+    given += ["--reproducible"] if reproducible and verify != "gumbel" else []  # the same rule
+    given += [f"--lossy {lossy}"] if lossy is not None else []
+    if len(given) > 1:
+        raise DraftproofError(f"{' and '.join(given)} name different rules: give only one of them")
     return "gumbel" if reproducible else verify
 
 
 def _stdin() -> str:
-    if sys.stdin is None:  # closed by who called
+    if sys.stdin is None:  # closed by the caller
         raise DraftproofError("there is no standard input to read the prompt from: give the prompt itself")
     try:
-        return sys.stdin.read().removesuffix("\n")  # with which a line ends, and which nobody means to ask about
+        return sys.stdin.read().removesuffix("\n")  # the newline that ends the last line is not part of the prompt
     except UnicodeDecodeError as error:
         raise DraftproofError(f"standard input is not {error.encoding} text: convert it") from error
 
 
 def _shape(tree: str, draft_length: str) -> str:
-    """The shape that was asked for in one way or the other."""
+    """The tree that the options --tree and --draft-length name."""
     if draft_length == "auto":
         return tree
     if not (draft_length.isdecimal() and int(draft_length) > 0):
-        raise DraftproofError(f"--draft-length must be auto or at least 1, not {draft_length}: for none, --draft none")
+        raise DraftproofError(
+            f"--draft-length must be auto or at least 1, not {draft_length}: for no draft, use --draft none"
+        )
     if tree != "auto":
-        raise DraftproofError(f"--tree {tree} says how long a draft is: give one of --tree and --draft-length")
+        raise DraftproofError(f"--tree {tree} already sets the draft length: give either --tree or --draft-length")
     return f"chain:{draft_length}"
 
 
 def _show(writing: Stream) -> Output:
-    """Print pieces as they come; colours only on a terminal that wants them."""
+    """Print pieces of text as they come, with colours if the terminal supports them."""
     from rich.console import Console
     from rich.segment import Segment, Segments
     from rich.style import Style
 
     console = Console(highlight=False, soft_wrap=True)
-    for piece in writing:  # as segments, which are written as they are: rich's texts lose tabs and carriage returns
+    for piece in writing:  # segments: rich's Text would drop tabs and carriage returns
         console.print(Segments([Segment(piece.text, Style.parse(COLOURS[piece.kind]))]), end="")
     console.print()
     return writing.output
@@ -163,11 +171,11 @@ def _finish(writing: Stream) -> Output:
 
 
 def _summarise(output: Output, speeds: Any, by_clock: bool) -> None:
-    """A few lines on standard error, so that a pipe gets the text alone."""
+    """Print a few lines to standard error, so that a pipe gets the text alone."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, style="dim", soft_wrap=True)
-    seed = "no seed, so drafts followed the clock" if by_clock else f"seed {output.seed}"
+    seed = "no seed, so drafts were tuned by the clock" if by_clock else f"seed {output.seed}"
     console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; {seed}", markup=False)
     if speeds is not None:
         parts = [f"{t:.2f}x {name} ({speeds.tokens_per_s[name]:.1f} tokens/s)" for name, t in speeds.times.items()]

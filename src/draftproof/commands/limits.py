@@ -1,4 +1,4 @@
-"""`draftproof limits`: every rule on your models and prompts, from the command line."""
+"""`draftproof limits`: measure every rule on your models and prompts."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from draftproof.errors import DraftproofError
 def limits(
     target: AnyTarget = "smollm2",
     draft: Annotated[str, typer.Option(help="head, ngram or a model.")] = "ngram",
-    prompts: Annotated[Path | None, typer.Option(help="A .txt file, one prompt a line, or a .jsonl file.")] = None,
-    k: Annotated[str, typer.Option("--k", help="Numbers of guesses for a token, with commas.")] = "1,2,4",
-    temperature: Annotated[str, typer.Option(help="One or several, with commas.")] = "1.0",
-    tokens: Annotated[int, typer.Option(help="Length of the text for each prompt.")] = 24,
-    length: Annotated[int, typer.Option(help="Length of the paths that are guessed.")] = 4,
-    draft_top_k: Annotated[int, typer.Option(help="The drafter draws from so many tokens; 0 is all.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of texts and guesses.")] = 0,
+    prompts: Annotated[Path | None, typer.Option(help="A .txt file, one prompt per line, or a .jsonl file.")] = None,
+    k: Annotated[str, typer.Option("--k", help="Numbers of guesses per token, separated by commas.")] = "1,2,4",
+    temperature: Annotated[str, typer.Option(help="One or several, separated by commas.")] = "1.0",
+    tokens: Annotated[int, typer.Option(help="Length of the text per prompt.")] = 24,
+    length: Annotated[int, typer.Option(help="Length of the drafted paths.")] = 4,
+    draft_top_k: Annotated[int, typer.Option(help="The drafter draws from its k likeliest tokens; 0 is all.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of texts and guesses.")] = 0,
     dtype: Precision = "float32",
     raw: Raw = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw acceptance against K: a .svg or .png file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot acceptance over K to a .svg or .png file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """How good each algorithm is on your models and prompts, how good it could be, and which one to use."""
+    """Measure how good each rule is on your models and prompts, how good it could be, and which one to use."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from draftproof.limits import Settings, measure, report
+    from draftproof.limits import LimitSettings, measure, report
     from draftproof.models import drafter, load
     from draftproof.noise import check_seed
     from draftproof.prompts import PROMPTS, read
 
     sizes = numbers(k, int, "k"), numbers(temperature, float, "temperature")
-    settings = Settings(*sizes, tokens, length, draft_top_k, check_seed(seed), chat=not raw).check()
+    settings = LimitSettings(*sizes, tokens, length, draft_top_k, check_seed(seed), chat=not raw).check()
     if plot is not None:
         report.check_plot(plot)
     texts = list(PROMPTS) if prompts is None else read(prompts)
@@ -49,15 +49,15 @@ def limits(
         raise DraftproofError(f"--draft {draft} finds no drafter for {target!r}: name one, such as ngram")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("measuring", total=len(texts) * tokens * len(sizes[1]))
-        found = measure(model, guesser, texts, settings, lambda: bar.advance(task))
+        measured = measure(model, guesser, texts, settings, lambda: bar.advance(task))
     if plot is not None:
-        report.plot(found, plot)
+        report.plot(measured, plot)
     if as_json:
-        typer.echo(json.dumps(report.as_dict(found), indent=1))
+        typer.echo(json.dumps(report.as_dict(measured), indent=1))
         return
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    for result in found.results:
+    for result in measured.results:
         console.print(f"temperature {result.temperature:g}, {result.positions} positions of {len(texts)} texts\n")
         console.print(report.table(result))
-        console.print(f"\n{report.hotter(result)}\n{report.advice(found, result)}\n")
-    console.print(report.clock(found))
+        console.print(f"\n{report.hotter(result)}\n{report.advice(measured, result)}\n")
+    console.print(report.clock(measured))

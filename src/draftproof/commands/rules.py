@@ -1,4 +1,4 @@
-"""`draftproof list`: everything that has a name."""
+"""`draftproof list`: all rules, drafters and targets by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def list_rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Every algorithm: paper, ways of drawing it is exact for, trees it takes; then drafters and targets by name."""
+    """List all rules with paper, draws they are exact for, and trees they take; then drafters and targets."""
     from rich.console import Console
     from rich.table import Table
 

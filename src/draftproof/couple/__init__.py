@@ -7,7 +7,7 @@ token from the same exponentials, named by the position in the output, and a gue
     p      = the target's laws after every node         in one pass
     y      = coupling.emit(p[node], noise[depth])       from node 0; go on at the child that equals y, else stop
 
-so a drafter, a draft length or a tree decides how many target calls a text takes, never a letter of it.
+so the drafter, the draft length and the tree change how many target calls a text takes, but not a letter of it.
 """
 
 from __future__ import annotations

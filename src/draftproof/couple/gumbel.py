@@ -1,4 +1,4 @@
-"""Gumbel coupling (Daliri et al., arXiv 2408.07978): guess and token are the winners of one race run at two speeds.
+"""Gumbel coupling (Daliri et al., arXiv 2408.07978): guess and token win the same exponential race at two speeds.
 
 With standard exponentials E the token argmin E_i / p_i follows p. The drafter runs the same E at its own speeds q, so
 where q is close to p the winner is mostly the same.

@@ -1,1 +1,1 @@
-"""Drafters trained for what sampling needs, the overlap sum min(p, q): text, training, evaluation."""
+"""Train drafters for their acceptance rate, the overlap sum min(p, q): text, training, evaluation."""

@@ -1,4 +1,4 @@
-"""What a run is asked to do and what it has measured, as its folder keeps it."""
+"""The settings of a run, and the folder that stores them with what was measured."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from draftproof.errors import DraftproofError
 
 
 class Job(NamedTuple):
-    """What is asked for; the same job in the same folder is the same run."""
+    """The settings of a run; the same job in the same folder is the same run."""
 
     kind: str = "head"  # or "model"
-    data: tuple[str, ...] = ("self",)  # files of prompts and "self", each with the same share of the questions
+    data: tuple[str, ...] = ("self",)  # files of prompts, or "self"; each gets the same share of the questions
     held: str = ""  # a file of prompts to evaluate on; by default every 20th of the data
     minutes: float | None = None
     shards: int | None = None  # these two override the minutes
     steps: int | None = None
     rows: int = 256  # of text in a shard
-    held_rows: int = 64  # of text to evaluate on, for each temperature
+    held_rows: int = 64  # of text to evaluate on, per temperature
     length: int = 513  # of a row
-    batch: int = 32  # rows in a step of training
+    batch: int = 32  # rows per training step
     rate: float = 3e-3
     vocabulary: int = 8192  # of a head
-    layers: int | None = None  # of either; by default 1 for a head, 6 for a model, or as many as before
+    layers: int | None = None  # by default 1 for a head, 6 for a model, or those of `begin`
     width: int = 96  # of a model
-    unroll: int = 4  # steps of its own that a head is trained for
+    unroll: int = 4  # draft steps in a row that a head is trained for
     seed: int = 0
     chat: bool = True
-    begin: str = ""  # a drafter of the same kind to go on from
+    begin: str = ""  # a drafter of the same kind to start from
 
     def check(self) -> Job:
         if self.kind not in ("head", "model"):
-            raise DraftproofError(f"unknown kind {self.kind!r}: a drafter is a head or a model")
+            raise DraftproofError(f"unknown kind {self.kind!r}: use head or model")
         if not self.data:
             raise DraftproofError("no prompts: give --data self, or a file")
         for name in ("rows", "held_rows", "batch", "vocabulary", "width", "unroll"):
@@ -53,7 +53,7 @@ class Job(NamedTuple):
 
 
 class Folder:
-    """A run on disk."""
+    """The folder of a run on disk."""
 
     def __init__(self, out: Path, target: str, job: Job, text: Path | None = None) -> None:
         self.out = out
@@ -62,31 +62,33 @@ class Folder:
             try:
                 place.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise DraftproofError(f"no folder can be made at {place} ({error.strerror}): choose another") from error
-        self.asked = {"target": target, **json.loads(json.dumps(job._asdict()))}
+                raise DraftproofError(
+                    f"the folder {place} cannot be created ({error.strerror}): choose another one"
+                ) from error
+        self.requested = {"target": target, **json.loads(json.dumps(job._asdict()))}
         self.measured: dict[str, int] = {}
         if self.plan.exists():
-            known = json.loads(self.plan.read_text())
-            if known["asked"] != self.asked:
-                other = next(name for name in self.asked if known["asked"].get(name) != self.asked[name])
+            stored = json.loads(self.plan.read_text())
+            if stored["asked"] != self.requested:
+                changed = next(name for name in self.requested if stored["asked"].get(name) != self.requested[name])
                 raise DraftproofError(
-                    f"{out} holds a run with another {other}: choose another folder, or empty this one"
+                    f"{out} contains a run with another {changed}: choose another folder, or empty this one"
                 )
-            self.measured = known["measured"]
+            self.measured = stored["measured"]
         self._write()
 
     @property
     def plan(self) -> Path:
         return self.out / "plan.json"
 
-    def amount(self, name: str, asked: int | None, measure: Callable[[], int]) -> int:
-        """How much of something: as asked, as measured before, or as measured now."""
-        if asked is None and name not in self.measured:
+    def amount(self, name: str, requested: int | None, measure: Callable[[], int]) -> int:
+        """An amount of text or training: as requested, as measured before, or as measured now."""
+        if requested is None and name not in self.measured:
             self.measured[name] = max(measure(), 1)
             self._write()
-        return asked if asked is not None else self.measured[name]
+        return requested if requested is not None else self.measured[name]
 
     def _write(self) -> None:
         scratch = self.plan.with_suffix(".part")
-        scratch.write_text(json.dumps({"asked": self.asked, "measured": self.measured}, indent=1) + "\n")
+        scratch.write_text(json.dumps({"asked": self.requested, "measured": self.measured}, indent=1) + "\n")
         scratch.replace(self.plan)

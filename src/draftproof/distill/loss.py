@@ -1,9 +1,8 @@
-"""What a drafter is trained for: the overlap sum min(p, q), which is the acceptance of one guess (DistillSpec, Zhou
-et al. 2310.08461, total variation).
+"""The training loss: the overlap sum min(p, q), which is the acceptance of one guess (DistillSpec, 2310.08461).
 
-Total variation has no pull where q is far below p, so training begins with the Kullback-Leibler divergence and turns
-to total variation as it goes. Laws outside the draft vocabulary are out of reach: p keeps its mass there, and that
-part only lowers the overlap that can be had.
+The overlap is one minus the total variation, which has no gradient where q is far below p, so training begins with the
+Kullback-Leibler divergence and turns to total variation gradually. Tokens outside the draft vocabulary cannot be
+guessed: p keeps its mass there, which only lowers the overlap that is possible.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from collections.abc import Sequence
 
 import torch
 
-LEAST = 0.1  # share of the divergence that stays to the end, for the tails
+LEAST = 0.1  # share of the divergence at the end of training, for the tails
 
 
 def law_of(scores: torch.Tensor, total: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """The target's law on the draft vocabulary: scores [..., D] of its logits, total [...] as made by `totals`."""
+    """The target's law on the draft vocabulary: scores [..., D] of its logits, total [...] from `totals`."""
     return torch.exp(scores.float() / temperature[..., None] - total[..., None])
 
 
 def totals(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """log sum exp of logits [..., V] / temperature [...]: the normaliser over the whole vocabulary."""
+    """Log-sum-exp of logits [..., V] / temperature [...]: the normaliser over the whole vocabulary."""
     return torch.logsumexp(logits.float() / temperature[..., None], dim=-1)
 
 
@@ -35,9 +34,9 @@ def shortfall(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Loss, overlap and acceptance of each row: the draft's logits [..., D] against the target's scores [..., D].
 
-    sharpness is 0 for pure divergence and 1 for as much total variation as there may be. follows [...] is the column of
-    the token that the text has there, -1 for one that cannot be guessed: what the text has was accepted with
-    probability min(1, q / p), if it was guessed.
+    sharpness is 0 for pure divergence and 1 for the most total variation. follows [...] is the column of the token that
+    follows in the text, -1 for one that cannot be guessed: if it was guessed, it was accepted with probability
+    min(1, q / p).
     """
     p = law_of(scores, total, temperature)
     logarithm = torch.log_softmax(guess.float() / temperature[..., None], dim=-1)
@@ -51,11 +50,11 @@ def shortfall(
 
 
 def visits(accepted: Sequence[torch.Tensor], drawn: torch.Tensor, sweeps: int = 8) -> list[torch.Tensor]:
-    """How often an engine makes guess 1, 2, ... at each place of a text, [B, T] each.
+    """How often an engine makes guess 1, 2, ... at each position of a text, [B, T] each.
 
-    Given the text, its token at a place was accepted as guess k with probability accepted[k] [B, T]; a refusal starts
-    the next step behind it, and a step whose guesses were all accepted gets one token more. Where a text was given and
-    not drawn, every place starts a step. Each sweep carries the starts of steps a step further.
+    Given the text, its token at a position was accepted as guess k with probability accepted[k] [B, T]; the next step
+    starts after a refusal, or after the bonus token of a step whose guesses were all accepted. Where a text was given
+    and not drawn, every position starts a step. Each sweep propagates the starts of steps by one step.
     """
     count = len(accepted)
     follows_given = ~_later(drawn, 1)
@@ -71,5 +70,5 @@ def visits(accepted: Sequence[torch.Tensor], drawn: torch.Tensor, sweeps: int = 
 
 
 def _later(values: torch.Tensor, places: int) -> torch.Tensor:
-    """[B, T] moved to later places."""
+    """Values [B, T] shifted to later positions."""
     return torch.nn.functional.pad(values[:, :-places], (places, 0))

@@ -1,4 +1,4 @@
-"""Teaching a small model of its own: a Llama with the target's tokenizer, in transformers' format."""
+"""Train a small draft model: a Llama with the target's tokenizer, in transformers' format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftproof.models.hf import HFModel
 
 
 def student(model: HFModel, width: int, layers: int, begin: str = "") -> Student:
-    """A small model for the target: new, or the one called `begin`."""
+    """A small model for the target: a new one, or the one named `begin`."""
     target: Any = model.network
     network = read(begin, torch.float32)[0] if begin else _new(model, width, layers)
     network.to(target.device)
@@ -32,7 +32,7 @@ def student(model: HFModel, width: int, layers: int, begin: str = "") -> Student
 
 
 def _new(model: HFModel, width: int, layers: int) -> Any:
-    """Its embeddings begin as the target's, in as few dimensions as it has."""
+    """A new model; its embeddings start as the target's, projected to its width."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     target: Any = model.network

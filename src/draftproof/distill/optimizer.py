@@ -1,6 +1,6 @@
-"""Muon for matrices (Jordan et al. 2024), Adam for the rest (Kingma, Ba 1412.6980), with rate and count on the device.
+"""Muon for matrices (Jordan et al. 2024), Adam for the rest (Kingma, Ba 1412.6980), with all state on the device.
 
-Nothing here asks the host for a number, so a whole step of training can be recorded once and replayed.
+Nothing here needs a number on the host, so a whole training step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ MOMENTUM = 0.95
 BETAS = (0.9, 0.98)
 EPS = 1e-8
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Newton-Schulz: five rounds bring singular values close to one
-MOST = 1.0  # norm of a gradient
+MOST = 1.0  # clip the norm of all gradients together
 
 
 class Optimizer:
-    """Float32 weights, and what is remembered of their gradients."""
+    """Float32 weights and the moments of their gradients."""
 
     def __init__(self, weights: Sequence[torch.Tensor], matrix: Sequence[bool]) -> None:
         self.weights, self.matrix = list(weights), list(matrix)
@@ -35,12 +35,12 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, state: Sequence[torch.Tensor]) -> None:
-        for mine, kept in zip(self.state, state, strict=True):
-            mine.copy_(kept)
+        for mine, saved in zip(self.state, state, strict=True):
+            mine.copy_(saved)
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], rate: torch.Tensor) -> None:
-        """One step down the gradients, cut to norm 1 all together."""
+        """One step down the gradients, clipped to a joint norm of 1."""
         self.count += 1
         norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
         cut = (MOST / (norm + 1e-6)).clamp_max(1)

@@ -1,6 +1,6 @@
-"""From a target to a drafter: text, training, evaluation; each stage goes on where a killed run left it.
+"""Train a drafter for a target in three stages, text, training and evaluation, that resume after an interruption.
 
-Everything that decides the result stands in the folder's plan.json, the measured amounts too, so a resumed run makes
+Everything that determines the result is in the folder's plan.json, the measured amounts too, so a resumed run writes
 the same files as one that was never interrupted.
 """
 
@@ -21,22 +21,24 @@ from draftproof.distill.evaluate import Quality
 from draftproof.distill.job import Folder, Job
 from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
-from draftproof.distill.train import Progress, Settings, Trainer
+from draftproof.distill.train import Progress, Trainer, TrainSettings
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
 from draftproof.models.llama import head as headnet
 from draftproof.prompts import read
 
 WRITING = 0.3  # share of the minutes that go into text
-HEAT = (1.0, 1.0, 0.7)  # temperatures of the text, and so of the laws that are taught
+HEAT = (1.0, 1.0, 0.7)  # temperatures of the text, and so of the laws to learn
 HELD_HEAT = (1.0, 0.7)
-Report = Callable[[str, float, str], object]  # stage, share done, remark
-Prompts = tuple[dict[str, list[str]], list[str]]  # of each source, and those kept apart
+ReportProgress = Callable[[str, float, str], object]  # stage, share done, remark
+PromptPools = tuple[dict[str, list[str]], list[str]]  # of each source, and those held out
 
 
-def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text: Path | None = None) -> list[Quality]:
+def distil(
+    target: HFModel, name: str, out: Path, job: Job, report: ReportProgress, text: Path | None = None
+) -> list[Quality]:
     """Train a drafter for the target into the folder; `text` may be the folder of another run's text."""
-    prompts = _prompts(job.check())  # what cannot be read is found out before anything is written
+    prompts = _prompts(job.check())  # unreadable files fail before anything is written
     if job.begin:
         headnet.load(Path(job.begin)) if job.kind == "head" else models.read(job.begin, torch.float32)
     folder = Folder(out, name, job, text)
@@ -44,16 +46,16 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
     written, held = _text(target, folder, job, prompts, minutes, report)
     student = _student(target, written, job)
     report("reading", 0.0, "")
-    done = 0
+    rows_read = 0
 
     def read_rows(rows: int) -> None:
-        nonlocal done
-        done += rows
-        report("reading", done / len(written.tokens), "")
+        nonlocal rows_read
+        rows_read += rows
+        report("reading", rows_read / len(written.tokens), "")
 
     library = Library(target, written, student.taps, student.tokens, read_rows)
-    settings = Settings(100, job.batch, job.rate, job.seed)
-    settings = settings._replace(turning=0.1) if job.begin else settings  # the first lesson is known
+    settings = TrainSettings(100, job.batch, job.rate, job.seed)
+    settings = settings._replace(turning=0.1) if job.begin else settings  # the drafter has been through the first phase
     trainer = Trainer(library, student, settings)
     seconds = 60 * minutes * (1 - WRITING)
     steps = folder.amount("steps", job.steps, lambda: int(seconds / trainer.rehearse()))
@@ -62,31 +64,32 @@ def distil(target: HFModel, name: str, out: Path, job: Job, report: Report, text
     if checkpoint.exists():
         trainer.load(checkpoint)
 
-    def show(made: Progress) -> None:
-        if made.step % 20 == 0 or made.step + 1 == steps:
-            overlap = " ".join(f"{value:.3f}" for value in made.overlap.tolist())
-            report("training", (made.step + 1) / steps, f"step {made.step} overlap {overlap} loss {made.loss:.3f}")
+    def show(progress: Progress) -> None:
+        if progress.step % 20 == 0 or progress.step + 1 == steps:
+            overlap = " ".join(f"{value:.3f}" for value in progress.overlap.tolist())
+            remark = f"step {progress.step} overlap {overlap} loss {progress.loss:.3f}"
+            report("training", (progress.step + 1) / steps, remark)
 
     trainer.run(show, out)
     student.save(out)
-    found: list[Quality] = []
+    qualities: list[Quality] = []
     for temperature in HELD_HEAT:
-        report("evaluating", len(found) / len(HELD_HEAT), "")
-        found.append(evaluate.measure(target, student, held, temperature))
+        report("evaluating", len(qualities) / len(HELD_HEAT), "")
+        qualities.append(evaluate.measure(target, student, held, temperature))
     report("evaluating", 1.0, "")
-    (out / "evaluation.json").write_text(json.dumps([one._asdict() for one in found], indent=1) + "\n")
-    return found
+    (out / "evaluation.json").write_text(json.dumps([quality._asdict() for quality in qualities], indent=1) + "\n")
+    return qualities
 
 
 def _text(
-    target: HFModel, folder: Folder, job: Job, prompts: Prompts, minutes: float, report: Report
+    target: HFModel, folder: Folder, job: Job, prompts: PromptPools, minutes: float, report: ReportProgress
 ) -> tuple[Text, Text]:
-    """Text to learn from and text to be judged on, from disk or written now."""
+    """Text to train on and text to evaluate on, from disk or written now."""
     pools, held_pool = prompts
     longest = min(data.LONGEST, job.length // 2)
-    made = {name: Source.of(target, pool, job.chat, longest) for name, pool in pools.items()}
-    sources = [made[name] for name in job.data]
-    judges = [Source.of(target, held_pool, job.chat, longest)]
+    by_name = {name: Source.of(target, pool, job.chat, longest) for name, pool in pools.items()}
+    sources = [by_name[name] for name in job.data]
+    held_sources = [Source.of(target, held_pool, job.chat, longest)]
 
     def shard(path: Path, pool: list[Source], rows: int, heat: tuple[float, ...], number: int) -> None:
         if path.exists():
@@ -101,7 +104,7 @@ def _text(
             target, given, temperature, job.length, seed, lambda _: report(stage, next(steps) / job.length, "")
         ).save(path)
 
-    shard(folder.text / "held.safetensors", judges, job.held_rows * len(HELD_HEAT), HELD_HEAT, 0)
+    shard(folder.text / "held.safetensors", held_sources, job.held_rows * len(HELD_HEAT), HELD_HEAT, 0)
     paths = [folder.text / "shard-0000.safetensors"]
 
     def measure() -> int:
@@ -117,15 +120,15 @@ def _text(
     return Text.load(paths[1:]), Text.load([folder.text / "held.safetensors"])
 
 
-def _prompts(job: Job) -> Prompts:
-    """Prompts of each source (none for "self"), and those kept apart."""
+def _prompts(job: Job) -> PromptPools:
+    """Prompts of each source (none for "self"), and those held out."""
     pools = {name: [] if name == "self" else read(Path(name)) for name in dict.fromkeys(job.data)}
     if job.held:
         return pools, read(Path(job.held))
     held = [prompt for pool in pools.values() for prompt in pool[::20]]
     for name, pool in pools.items():
         if len(pool) == 1:
-            raise DraftproofError(f"{name} has one prompt, which is kept apart to evaluate on: give more, or --held")
+            raise DraftproofError(f"{name} has only one prompt, which is held out to evaluate on: give more, or --held")
     return {name: [prompt for n, prompt in enumerate(pool) if n % 20] for name, pool in pools.items()}, held
 
 

@@ -1,4 +1,4 @@
-"""Student: what the two kinds of drafter have in common while they learn."""
+"""Student: the common interface of heads and models in training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from draftproof.distill.teacher import Seen
 
 
 class Student(NamedTuple):
-    """A network in training.
+    """A drafter in training.
 
     `guesses` yields the draft's logits [B, L - 1, D] after tokens 1, 2, ..., for guesses 1, 2, ... of a draft: guess k
-    after token i knows what the target knew k tokens before, so those with i < k mean nothing.
+    after token i depends on what the target knew k tokens before, so those with i < k are not used.
     """
 
     network: nn.Module

@@ -1,7 +1,7 @@
-"""The target as teacher: what it knows and says at every position of a text.
+"""The target as teacher: its hidden states and logits at every position of a text.
 
-The text is read once, and the hidden states are kept on the device where there is room, for they are what every step of
-training asks for again. The logits are one product away from the last of them.
+The text is read once, and the hidden states stay on the device if they fit, because every training step needs them
+again. The logits are the output matrix times the last of them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from draftproof.distill import loss
 from draftproof.distill.data import Text
 from draftproof.models.hf import HFModel
 
-ROOM = 0.85  # of the device's free memory may hold hidden states
+ROOM = 0.85  # share of the device's free memory for hidden states
 CPU_ROOM = 2**31  # bytes
-ROWS = 64  # of text in a call that reads
+ROWS = 64  # of text per call of the target
 
 
 class Seen(NamedTuple):
-    """A text as the target sees it."""
+    """A text with the target's hidden states and logits."""
 
     tokens: torch.Tensor  # [B, L]
     features: torch.Tensor  # [B, L, taps * width]; empty without taps
@@ -30,16 +30,16 @@ class Seen(NamedTuple):
 
 
 def see(model: HFModel, tokens: torch.Tensor, taps: tuple[int, ...]) -> Seen:
-    """Read tokens [B, L]; no gradient reaches the target."""
+    """Run the target over tokens [B, L] without gradients."""
     network: Any = model.network
     with torch.no_grad():
-        made = network(tokens, use_cache=False, output_hidden_states=bool(taps))
-    features = torch.cat([made.hidden_states[tap] for tap in taps], dim=-1) if taps else made.logits[..., :0]
-    return Seen(tokens, features, made.logits)
+        outputs = network(tokens, use_cache=False, output_hidden_states=bool(taps))
+    features = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1) if taps else outputs.logits[..., :0]
+    return Seen(tokens, features, outputs.logits)
 
 
 class Lesson(NamedTuple):
-    """Rows of text with what is to be learned from them."""
+    """Rows of text with the target's scores to learn from."""
 
     seen: Seen  # without logits
     scores: torch.Tensor  # [B, L, D] the target's logits of the tokens that can be guessed
@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
 
 
 class Library:
-    """Rows of text and, where there is room, what the target knew at each of their tokens."""
+    """Rows of text and, where there is room, the target's hidden states at each of their tokens."""
 
     def __init__(
         self,
@@ -66,30 +66,32 @@ class Library:
         self.states = taps if taps and taps[-1] == model.layers else (*taps, model.layers)
         self.output = network.get_output_embeddings()
         self.rows = self.output.weight if draft_tokens is None else self.output.weight.detach()[draft_tokens]
-        self.kept: torch.Tensor | None = None
-        self.total = torch.zeros(self.tokens.shape, device=device)  # of the laws, where they are kept
+        self.stored: torch.Tensor | None = None
+        self.total = torch.zeros(self.tokens.shape, device=device)  # of the laws, where hidden states are stored
         needed = self.tokens.numel() * len(self.states) * self.width * network.dtype.itemsize
         if needed <= _room(device) and self._is_one_product():
-            self.kept = self._read(progress)
+            self.stored = self._read(progress)
         else:
             progress(len(self.tokens))
 
     @torch.no_grad()
     def lesson(self, rows: torch.Tensor) -> Lesson:
-        """Some rows."""
+        """Some rows with the target's scores."""
         tokens, temperature = self.tokens[rows].long(), self.temperature[rows]
-        if self.kept is None:
+        if self.stored is None:
             seen = see(self.model, tokens, self.taps)
-            said, few = seen.logits, self.draft_tokens
-            total = loss.totals(said, temperature[:, None])
-            return Lesson(seen, said if few is None else said.index_select(-1, few), total, temperature)
-        states = self.kept[rows]
+            logits, draft_tokens = seen.logits, self.draft_tokens
+            total = loss.totals(logits, temperature[:, None])
+            return Lesson(
+                seen, logits if draft_tokens is None else logits.index_select(-1, draft_tokens), total, temperature
+            )
+        states = self.stored[rows]
         scores = F.linear(states[..., -self.width :], self.rows)
         seen = Seen(tokens, states[..., : len(self.taps) * self.width], scores[..., :0])
         return Lesson(seen, scores, self.total[rows], temperature)
 
     def _is_one_product(self) -> bool:
-        """Whether the logits are the output matrix times the last state, and nothing else."""
+        """Whether the logits are exactly the output matrix times the last hidden state."""
         with torch.no_grad():
             seen = see(self.model, self.tokens[:1, :16].long(), (self.model.layers,))
             return bool(torch.allclose(self.output(seen.features), seen.logits, rtol=1e-2, atol=1e-2))
@@ -97,17 +99,17 @@ class Library:
     def _read(self, progress: Callable[[int], object]) -> torch.Tensor:
         network: Any = self.model.network
         shape = (*self.tokens.shape, len(self.states) * self.width)
-        kept = torch.empty(shape, dtype=network.dtype, device=self.tokens.device)
-        totals = torch.compile(loss.totals, dynamic=False) if kept.is_cuda else loss.totals
-        for first in range(0, len(kept), ROWS):
+        stored = torch.empty(shape, dtype=network.dtype, device=self.tokens.device)
+        totals = torch.compile(loss.totals, dynamic=False) if stored.is_cuda else loss.totals
+        for first in range(0, len(stored), ROWS):
             part = self.tokens[first : first + ROWS].long()
             with torch.no_grad():
-                made = network.base_model(part, use_cache=False, output_hidden_states=True)
-                kept[first : first + ROWS] = torch.cat([made.hidden_states[tap] for tap in self.states], dim=-1)
+                outputs = network.base_model(part, use_cache=False, output_hidden_states=True)
+                stored[first : first + ROWS] = torch.cat([outputs.hidden_states[tap] for tap in self.states], dim=-1)
                 heat = self.temperature[first : first + ROWS, None]
-                self.total[first : first + ROWS] = totals(self.output(made.last_hidden_state), heat)
+                self.total[first : first + ROWS] = totals(self.output(outputs.last_hidden_state), heat)
             progress(len(part))
-        return kept
+        return stored
 
 
 def _room(device: torch.device) -> int:

@@ -1,11 +1,12 @@
-"""The training loop: the same seed gives the same drafter, however often the run is killed and resumed.
+"""The training loop: the same seed gives the same drafter, however often the run is interrupted and resumed.
 
-A step depends on its number alone (which rows, how large a step), and a checkpoint holds everything else, so a run that
-goes on from one is the run that never stopped. Weights are kept in float32 beside the network, which may compute in
-less. On a GPU a step is recorded once and replayed, for to start its thousand operations takes longer than they do.
+A step depends on its number alone (which rows, which learning rate), and a checkpoint holds everything else, so a
+resumed run equals one that never stopped. Weights are kept in float32 beside the network, which may compute in lower
+precision. On a GPU a step is captured in a CUDA graph and replayed, because launching its thousand operations takes
+longer than they do.
 
-A guess counts as often as an engine would make it: text that is hard to guess is where steps begin, so a drafter meets
-it more often than its share of the text (`loss.visits`).
+A guess counts as often as an engine would make it: steps begin where text is hard to guess, so a drafter guesses there
+more often than the share of the text (`loss.visits`).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.errors import DraftproofError
 
-FADING = 0.85  # weight of a guess against the one before it, where all places count alike
-EVEN = 0.3  # share of the weight that all places have alike
-BEFORE = 3
+FADING = 0.85  # weight of a guess relative to the one before it, in the uniform part
+EVEN = 0.3  # share of the weight that is uniform over positions
+BEFORE = 3  # eager steps before a step is captured
 
 
-class Settings(NamedTuple):
-    """What shapes the result of a run."""
+class TrainSettings(NamedTuple):
+    """The settings that determine the result of a training run."""
 
     steps: int
     rows: int = 32  # of text in a batch
@@ -38,26 +39,26 @@ class Settings(NamedTuple):
     seed: int = 0
     warmup: float = 0.03  # share of the steps
     turning: float = 0.67  # share of the steps in which the loss turns from divergence to overlap
-    every: int = 100  # steps from checkpoint to checkpoint
+    every: int = 100  # steps between checkpoints
 
 
 class Progress(NamedTuple):
-    """What a step reports."""
+    """The report of one step."""
 
     step: int
-    loss: torch.Tensor  # still on the device: reading it waits for the step
+    loss: torch.Tensor  # on the device: reading it waits for the step
     overlap: torch.Tensor  # by guess
 
 
 class Trainer:
-    """A student, its float32 weights, its optimizer, and how far they have come."""
+    """A student in training, with its float32 weights, its optimizer and the number of steps done."""
 
-    def __init__(self, library: Library, student: Student, settings: Settings) -> None:
+    def __init__(self, library: Library, student: Student, settings: TrainSettings) -> None:
         self.library, self.student, self.settings = library, student, settings
         device = self.device = library.device
         self.step = 0
         self.orders: dict[int, np.ndarray] = {}
-        self.pieces = 1  # a batch goes through in so many parts; out of memory doubles it
+        self.pieces = 1  # micro-batches per step; doubled when out of memory
         named = [(name, weight) for name, weight in student.network.named_parameters() if weight.requires_grad]
         self.weights: list[torch.Tensor] = [weight for _, weight in named]
         self.masters = [weight.detach().float().clone() for weight in self.weights]
@@ -65,16 +66,16 @@ class Trainer:
         student.network.to(network.dtype)
         self.matrix = [weight.ndim == 2 and "embed" not in name and "tap" not in name for name, weight in named]
         self.optimizer = Optimizer(self.masters, self.matrix)
-        self.rows = torch.zeros(settings.rows, dtype=torch.int64, device=device)  # of this step, and so on
+        self.rows = torch.zeros(settings.rows, dtype=torch.int64, device=device)  # fixed buffers for the graph
         self.rate, self.sharpness, self.loss = (torch.zeros((), device=device) for _ in range(3))
         self.overlap = torch.zeros(student.steps, device=device)
-        # compiled, the rows of logits are read once and not ten times
+        # compiled, the logits are read once instead of ten times
         fast = device.type == "cuda"
         self.shortfall = torch.compile(loss.shortfall, dynamic=False) if fast else loss.shortfall
-        # transformers' networks may ask the host, so a step in which one runs cannot be recorded
-        self.record = fast and library.kept is not None and student.tokens is not None
+        # transformers' networks may sync with the host, so a step that runs one cannot be captured
+        self.record = fast and library.stored is not None and student.tokens is not None
         self.recorded: Any = None
-        self.before = BEFORE  # so many steps as they are, which compile what is compiled
+        self.before = BEFORE  # eager steps left, in which functions are compiled
         vocabulary = int(library.output.weight.shape[0])
         self.columns = torch.arange(vocabulary, device=device)
         if student.tokens is not None:
@@ -82,8 +83,8 @@ class Trainer:
             self.columns[student.tokens] = torch.arange(len(student.tokens), device=device)
 
     def rehearse(self, steps: int = 15) -> float:
-        """Seconds a step takes; everything is then as it was."""
-        kept = [tensor.clone() for tensor in self.optimizer.state]
+        """Measure the seconds per step; restores all state afterwards."""
+        saved = [tensor.clone() for tensor in self.optimizer.state]
         for n in range(2 * steps):
             if n == steps:  # compiled and warm by now
                 self._wait()
@@ -91,7 +92,7 @@ class Trainer:
             self.advance()
         self._wait()
         seconds = (time.perf_counter() - start) / steps
-        self.optimizer.restore(kept)
+        self.optimizer.restore(saved)
         self._refresh()
         self.step = 0
         return seconds
@@ -101,7 +102,7 @@ class Trainer:
             torch.cuda.synchronize()
 
     def run(self, report: Callable[[Progress], object], folder: Path | None = None) -> None:
-        """All steps that are left; checkpoints go to the folder."""
+        """Run all remaining steps; checkpoints go to the folder."""
         while self.step < self.settings.steps:
             report(self.advance())
             if folder is not None and (self.step % self.settings.every == 0 or self.step == self.settings.steps):
@@ -109,7 +110,7 @@ class Trainer:
         self.publish()
 
     def advance(self) -> Progress:
-        """One step, in as many parts as the memory needs."""
+        """Make one step, in as many micro-batches as memory requires."""
         settings = self.settings
         warm = max(int(settings.warmup * settings.steps), 1)
         scale = min((self.step + 1) / warm, 1 - (self.step - warm) / max(settings.steps - warm, 1))
@@ -140,7 +141,7 @@ class Trainer:
         self.recorded.replay()
 
     def _work(self) -> None:
-        """Gradient and step for the rows."""
+        """Compute the gradients of the rows and update the weights."""
         sums: list[torch.Tensor] = []
         total, overlap = torch.zeros_like(self.loss), torch.zeros_like(self.overlap)
         size = self.library.drawn[self.rows].sum().clamp_min(1)
@@ -155,10 +156,10 @@ class Trainer:
         self._refresh()
 
     def _lesson(self, rows: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss and overlap by guess that a few rows of the batch add, of `size` laws in all."""
+        """Loss and overlap by guess of some rows of the batch, as shares of `size` laws in all."""
         student, lesson = self.student, self.library.lesson(rows)
         scores, total, heat = lesson.scores[:, 1:], lesson.total[:, 1:], lesson.temperature[:, None]
-        # of the law after token i, by what comes after it
+        # for the law after token i: whether the next token was drawn, and its column
         drawn = torch.nn.functional.pad(self.library.drawn[rows][:, 2:], (0, 1))
         follows = torch.nn.functional.pad(self.columns[lesson.seen.tokens[:, 2:]], (0, 1), value=-1)
         values, overlaps, chances = [], [], []
@@ -178,7 +179,7 @@ class Trainer:
         return torch.stack(parts).sum() / size, torch.stack(overlaps) / size
 
     def _rows(self) -> np.ndarray:
-        """The batch's rows of text: a new order every time the text has been gone through."""
+        """The rows of text of this step; every epoch has a new order."""
         count, size = len(self.library.tokens), self.settings.rows
         picked = np.arange(self.step * size, (self.step + 1) * size)
         return np.array([self._order(int(n // count))[n % count] for n in picked])
@@ -186,7 +187,7 @@ class Trainer:
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self.orders:
             fresh = np.random.default_rng([self.settings.seed, 2, epoch]).permutation(len(self.library.tokens))
-            self.orders = {**dict(list(self.orders.items())[-1:]), epoch: fresh}  # a batch may straddle two
+            self.orders = {**dict(list(self.orders.items())[-1:]), epoch: fresh}  # a batch may span two epochs
         return self.orders[epoch]
 
     @torch.no_grad()
@@ -200,13 +201,13 @@ class Trainer:
             weight.data.copy_(master)
 
     def save(self, path: Path) -> None:
-        """All or nothing: a kill leaves the checkpoint before."""
+        """Write a checkpoint atomically: an interruption leaves the previous one."""
         scratch = path.with_suffix(".part")
         torch.save({"step": self.step, "pieces": self.pieces, "optimizer": self.optimizer.state}, scratch)
         scratch.replace(path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint."""
+        """Restore a checkpoint."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.step, self.pieces = state["step"], state["pieces"]
         self.optimizer.restore(state["optimizer"])

@@ -1,1 +1,1 @@
-"""The speculative step, and the loops around it."""
+"""Generate text: scheduler, requests, and two steppers that make the speculative steps."""

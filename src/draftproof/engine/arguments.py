@@ -1,4 +1,4 @@
-"""What a caller asks for: the settings of a text by name and kind, checked; its prompt as token ids."""
+"""Check a caller's arguments: the settings of a text, and its prompt as token ids."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from draftproof.errors import DraftproofError, nearest
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling, check_tokens
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # words, token ids, or chat messages
-Named = str | Path | Model  # a name is that of a model, or where it is
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
+Named = str | Path | Model  # a model, or its name or path
 Drafts = Named | Sequence[Named] | None
 
 
 class Settings(TypedDict, total=False):
-    """The settings of `generate` and `stream`; `generate` says what they mean."""
+    """The settings of `generate` and `stream`; `generate` documents them."""
 
     draft: Drafts
     verify: str
@@ -40,29 +40,29 @@ def check_names(settings: Mapping[str, Any]) -> None:
     """Refuse unknown settings."""
     for name in settings.keys() - Settings.__annotations__.keys():
         if name in Sampling.__annotations__:
-            raise DraftproofError(f"{name} says how tokens are drawn: give sampling=Sampling({name}=...)")
+            raise DraftproofError(f"{name} is a sampling control: pass sampling=Sampling({name}=...)")
         near = nearest(name, Settings.__annotations__, cutoff=0.6)
-        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(Settings.__annotations__)}"
+        hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(Settings.__annotations__)}"
         raise DraftproofError(f"unknown setting {name!r}: {hint}")
 
 
 def check_text(stop: Any, *samplings: Any) -> tuple[str, ...]:
-    """The stop strings, if they and the samplings of a text are what they should be."""
+    """Return the stop strings as a tuple, or raise if they or the samplings have a wrong type."""
     for sampling in samplings:
         if not isinstance(sampling, Sampling | None):
             raise DraftproofError(f"sampling must be a Sampling, as in Sampling(temperature=0.8), not {sampling!r}")
     stop = () if stop is None else stop
     stops = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
-    strange = [one for one in stops if not isinstance(one, str) or not one]
+    strange = [text for text in stops if not isinstance(text, str) or not text]
     if strange:
-        raise DraftproofError(f"stop takes text, not {strange[0]!r}: give strings of at least one letter")
+        raise DraftproofError(f"stop must be text, not {strange[0]!r}: give strings of at least one character")
     return stops
 
 
 def suited(sampling: Sampling, target: Model) -> Sampling:
-    """The settings with the model's own end tokens, unless they say which, or that there is none.
+    """The settings with the model's own end tokens, unless they name others or none.
 
-    Tokens that the model has not are refused now: later a neighbour might be kept waiting by the error.
+    Token ids outside the vocabulary are refused here, before the request shares a batch with others.
     """
     check_tokens(sampling, target.vocabulary)
     return dataclasses.replace(sampling, end_tokens=target.end_tokens) if sampling.end_tokens is None else sampling
@@ -78,7 +78,7 @@ def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
         raise DraftproofError(f"token id {strange[0]} is outside the vocabulary (0 to {target.vocabulary - 1})")
     if target.context is not None and len(ids) >= target.context:
         raise DraftproofError(
-            f"the prompt has {len(ids)} tokens but the context of {target.name!r} holds {target.context}: shorten it"
+            f"the prompt has {len(ids)} tokens but the context of {target.name!r} has {target.context}: shorten it"
         )
     return tuple(ids)
 
@@ -87,28 +87,30 @@ def _ids(target: Model, prompt: Any, chat: bool) -> Sequence[int]:
     tokenizer = target.tokenizer
     if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         kind, how = type(prompt).__name__, ", as by .tolist()" if hasattr(prompt, "tolist") else ""
-        raise DraftproofError(f"a prompt is words, chat messages or token ids, not {kind}: convert it{how}")
+        raise DraftproofError(f"a prompt is text, chat messages or token ids, not {kind}: convert it{how}")
     if len(prompt) == 0:
         raise DraftproofError("the prompt is empty: give at least one word or token")
     if isinstance(prompt, str):
         if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
-            raise DraftproofError("the prompt has bytes that are no text: give it in UTF-8")
+            raise DraftproofError("the prompt contains bytes that are not text: give it in UTF-8")
     elif all(isinstance(token, Integral) for token in prompt):
         return [int(token) for token in prompt]
     elif not all(isinstance(part, Mapping) and {"role", "content"} <= part.keys() for part in prompt):
-        raise DraftproofError("a prompt in parts is token ids, or messages with role and content: one text at a time")
+        raise DraftproofError(
+            "a prompt in parts is token ids, or messages with role and content: pass one text at a time"
+        )
     if tokenizer is None:
         raise DraftproofError(f"model {target.name!r} has no tokenizer: give the prompt as token ids")
     if isinstance(prompt, str) and not (chat and tokenizer.chat_template):
-        made = tokenizer(prompt)
+        encoded = tokenizer(prompt)
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         try:
-            made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        except Exception as error:  # whatever a template, which is a program, makes of them
-            said = str(error).strip().splitlines() or [type(error).__name__]
+            encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # a template is a program and may raise anything
+            reason = str(error).strip().splitlines() or [type(error).__name__]
             raise DraftproofError(
-                f"the chat template of {target.name!r} does not take these messages ({said[0]}): give roles and texts"
+                f"the chat template of {target.name!r} does not take these messages ({reason[0]}): check its roles"
             ) from error
-    ids: Sequence[int] = made["input_ids"]
+    ids: Sequence[int] = encoded["input_ids"]
     return ids

@@ -1,4 +1,4 @@
-"""From tokens to text as it is made: characters that span tokens, and stop strings that span tokens."""
+"""Detokenize as tokens arrive, where characters and stop strings may span several tokens."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 
 
 class Piece(NamedTuple):
-    """Some characters and where they come from: "accepted" guess, "corrected" after a refusal, or "plain"."""
+    """Some text and its origin: "accepted" guess, "corrected" after a refusal, or "plain"."""
 
     text: str
     kind: str
 
 
 class Decoder:
-    """Tokens in, characters out as soon as they are certain.
+    """Turns tokens into characters as soon as they are certain.
 
-    A token may hold half a character, and a word's leading space may depend on its neighbour, so each call decodes a
-    window that starts at the last certain place. A token that says nothing is no such place: the space after it would
-    be lost, as at the beginning of a text.
+    A token may contain half a character, and a word's leading space may depend on its neighbour, so each call decodes a
+    window that starts at the last certain token. Tokens that decode to '' do not advance the window, or the next
+    leading space would be lost, as at the beginning of a text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self.silent = {number for number, token in added.items() if token.special}  # a text may repeat them for ever
+        self.silent = {number for number, token in added.items() if token.special}  # never text; may repeat for ever
         self.window: list[int] = []
-        self.certain = 0  # tokens of the window whose text is out
+        self.certain = 0  # tokens of the window whose text was returned
 
     def feed(self, token: int) -> str:
         if self.tokenizer is None:
@@ -44,7 +44,7 @@ class Decoder:
         return now[len(before) :]
 
     def rest(self) -> str:
-        """What is left at the end: a half character shown as such."""
+        """The remaining text at the end; an incomplete character becomes �."""
         if self.tokenizer is None:
             return ""
         return self._decode(self.window)[len(self._decode(self.window[: self.certain])) :]
@@ -54,23 +54,23 @@ class Decoder:
 
 
 class Stopper:
-    """Lets text through up to the first stop string, holding back what may be the beginning of one."""
+    """Passes text through up to the first stop string, and holds back what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = stops
         self.held: list[Piece] = []
 
     def feed(self, piece: Piece) -> tuple[list[Piece], bool]:
-        """Pieces that are safe to show, and whether a stop string was met."""
+        """Pieces that can be shown, and whether a stop string was found."""
         self.held.append(piece)
         text = "".join(p.text for p in self.held)
-        found = [text.find(stop) for stop in self.stops if stop in text]
-        if found:
-            return self._release(min(found)), True
+        places = [text.find(stop) for stop in self.stops if stop in text]
+        if places:
+            return self._release(min(places)), True
         return self._release(len(text) - self._overlap(text)), False
 
     def rest(self) -> list[Piece]:
-        """What was held back and turned out to be text."""
+        """The pieces that were held back and are not part of a stop string."""
         return self._release(sum(len(p.text) for p in self.held))
 
     def _overlap(self, text: str) -> int:
@@ -82,11 +82,11 @@ class Stopper:
         return 0
 
     def _release(self, count: int) -> list[Piece]:
-        out, kept = [], []
+        out, rest = [], []
         for piece in self.held:
             head, tail = piece.text[:count], piece.text[count:]
             count -= len(head)
             out += [Piece(head, piece.kind)] if head else []
-            kept += [Piece(tail, piece.kind)] if tail else []
-        self.held = kept
+            rest += [Piece(tail, piece.kind)] if tail else []
+        self.held = rest
         return out

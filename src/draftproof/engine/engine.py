@@ -1,6 +1,6 @@
-"""Engine: requests of all kinds come and go, each with its own sampling, seed and length, and share target calls.
+"""Engine: continuous batching of requests, each with its own sampling, seed and length.
 
-A text does not depend on its neighbours: with the same seed it is the one that it would be alone.
+A text does not depend on its neighbours: with the same seed it is the same text as alone.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Engine:
         seed: int | None = None,
         chat: bool = True,
     ) -> Request:
-        """A text to be written; its `.output` grows with every step and is whole once `.finish` says why it ended."""
+        """Add a request; its `.output` grows with every step and is complete once `.finish` says why it ended."""
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stops = check_text(stop, sampling, draft_sampling)
         ids = encode(self.target, prompt, chat)
         if len(ids) + max_new_tokens > self.length:
             raise DraftproofError(
-                f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit {self.length}: "
+                f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit into {self.length}: "
                 "shorten one, or open the Engine with a larger length"
             )
         samplings = self.setup.suited(sampling, draft_sampling)
@@ -80,15 +80,15 @@ class Engine:
         return self.scheduler.is_finished
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
-        """Those who wait take the rows that are free, in their order; then one target call, and what was said in it.
+        """Give free rows to waiting requests, make one target call, and return the new pieces of text.
 
         If a request cannot go on, such as one whose processor raises, its error is raised here. It has ended then: its
-        `.finish` is "failed" and its `.error` the error. The others go on in the next step as if it had not been there.
+        `.finish` is "failed" and its `.error` the error. The others go on in the next step, unaffected.
         """
         return self.scheduler.step()
 
     def cancel(self, request: Request) -> None:
-        """Give a text up; what it has said so far stays in it. One that has ended stays as it is."""
+        """Cancel a request; its text so far is kept. A finished request is left unchanged."""
         if not isinstance(request, Request):
             raise DraftproofError(f"cancel takes a request that add_request returned, not {request!r}")
         self.scheduler.cancel(request)

@@ -16,7 +16,7 @@ from draftproof.errors import DraftproofError, whole
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # of typing itself from Python 3.11 on
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 
 @overload
@@ -123,7 +123,7 @@ def prepare(
     """A scheduler with n requests for one prompt, everything checked. The settings are those of `generate`."""
     max_new_tokens = whole("max_new_tokens", max_new_tokens)
     stops = check_text(stop, sampling, draft_sampling)
-    asked = sampling or Sampling()
+    controls = sampling or Sampling()
     setup = Setup.of(
         target,
         draft,
@@ -132,11 +132,11 @@ def prepare(
         tree=tree,
         draw=draw,
         repeatable=seed is not None,
-        tempers=lambda rule: draft_sampling is None and may_temper(rule, asked),
+        tempers=lambda rule: draft_sampling is None and may_temper(rule, controls),
         compile=compile,
     )
     samplings, chosen, ids = setup.suited(sampling, draft_sampling), new_seed(seed), encode(setup.target, prompt, chat)
-    tempers = draft_sampling is None and may_temper(setup.rule, asked)
+    tempers = draft_sampling is None and may_temper(setup.rule, controls)
     requests = [
         setup.request(ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=tempers)
         for i in range(n)

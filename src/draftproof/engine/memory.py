@@ -1,4 +1,4 @@
-"""What drafting adds to memory, in bytes, from the buffers that are there; not the text's own KV cache."""
+"""Memory that drafting adds, in bytes, without the text's own KV cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from draftproof.law import Array
 
 
 def draft_bytes(draft: Draft, p: Array) -> dict[str, int]:
-    """Of one step: laws of the nodes (logits and p beyond those of a plain step, and what the rule was given beside
-    them), and a uniform for each draft token, one to stop and one to go on."""
+    """Bytes of one step: its laws and its noise.
+
+    Laws are logits and p beyond those of a plain step, and what the rule gets besides. Noise is a uniform for each
+    draft token, one for the stop and one for the emitted token.
+    """
     rows, nodes = draft.tokens.shape
     laws = 2 * p.nbytes * (nodes - 1) // nodes
     laws += sum(law.nbytes for law in (draft.p, draft.q, draft.own) if law is not None and law is not p)

@@ -1,4 +1,4 @@
-"""One text in the making: its tokens, its words so far, and what ends it."""
+"""A request: one text being generated, its tokens, its text so far, and what ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftproof.sampling import Sampling
 
 
 class SampleKey(NamedTuple):
-    """Names the random numbers of one sample: its seed, and its number among the samples of that seed."""
+    """The key of one sample's random numbers: its seed, and its number among the samples of that seed."""
 
     seed: int
     request: int
@@ -32,13 +32,13 @@ class Output(NamedTuple):
 
     @property
     def notice(self) -> str:
-        """That the text is not exact, in words, if a lossy rule was asked for; else empty."""
+        """A warning that the text is not exact, if a lossy rule was used; else empty."""
         return self.trace.notice
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, how to go on from it, and how far that has come."""
+    """A prompt, its settings, and the text generated so far."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -49,8 +49,8 @@ class Request:
     context: int | None = None  # longest text of the target
     tokenizer: Any = None  # None: the text is token ids
     stop: tuple[str, ...] = ()
-    stopping: Callable[[Sequence[int]], bool] | None = None  # a further end, asked after every token
-    tuner: Tuner | None = None  # decides how far this text is drafted, from its own past alone
+    stopping: Callable[[Sequence[int]], bool] | None = None  # another stopping criterion, checked after every token
+    tuner: Tuner | None = None  # decides how deep this text is drafted, from its own past alone
 
     tokens: list[int] = field(init=False, default_factory=list)
     finish: str = field(init=False, default="")
@@ -68,19 +68,19 @@ class Request:
 
     @property
     def depth(self) -> int:
-        """How many draft tokens could be of use: one less than the tokens wanted, or than the context has room for."""
-        left = self.max_new_tokens
+        """How many draft tokens can be used: one less than the tokens still wanted, or than fit into the context."""
+        room = self.max_new_tokens
         if self.context is not None:
-            left = min(left, self.context - len(self.prompt))
-        return left - len(self.tokens) - 1
+            room = min(room, self.context - len(self.prompt))
+        return room - len(self.tokens) - 1
 
     @property
     def reach(self) -> int:
-        """How far to draft in the next step."""
+        """How deep to draft in the next step."""
         return self.depth if self.tuner is None else min(self.depth, self.tuner.tree.depth[-1])
 
     def tempered(self, factor: float) -> Sampling:
-        """How draft tokens are drawn, their temperature multiplied by `factor`."""
+        """The draft's sampling with its temperature multiplied by `factor`."""
         if factor != self._tempered[0]:
             temperature = self.draft_sampling.temperature
             temperature = temperature if callable(temperature) else temperature * factor
@@ -88,22 +88,22 @@ class Request:
         return self._tempered[1]
 
     def fail(self, error: Exception) -> None:
-        """It cannot go on; what it has said so far stays in it."""
+        """End the request with an error; its text so far is kept."""
         self.finish, self.error = "failed", error
 
     def absorb(self, step: Step) -> list[Piece]:
-        """Take a step's tokens one by one until something ends the text; the words that are now certain."""
-        kept = 0
+        """Append a step's tokens until something ends the text; returns the text that is now certain."""
+        used = 0
         pieces: list[Piece] = []
         for i, token in enumerate(step.tokens):
-            kept += 1
+            used += 1
             self.tokens.append(token)
             kind = "accepted" if i < step.accepted else "corrected" if step.depth > step.accepted else "plain"
             pieces += self._take(token, kind)
             if self.finish:
                 break
         self.trace.steps.append(
-            step._replace(tokens=step.tokens[:kept], accepted=min(step.accepted, kept), cost=step.cost[:kept])
+            step._replace(tokens=step.tokens[:used], accepted=min(step.accepted, used), cost=step.cost[:used])
         )
         if self.finish and self.finish != "stop":
             pieces += self._last_words()

@@ -1,4 +1,4 @@
-"""The scheduler: who waits, who joins, what ended; and the contract of the steppers that make the target calls.
+"""The scheduler, which admits, steps and ends requests; and the contract of the steppers that make target calls.
 
 There are two steppers. The eager one (engine/eager) serves any model by any rule. The graph one (engine/graph) replays
 a captured CUDA graph and serves what that graph can do. Requests of both kinds share the scheduler's rows.
@@ -17,7 +17,7 @@ from draftproof.errors import DraftproofError
 
 
 class Outcome(NamedTuple):
-    """What a step did for one request: tokens, or an error that ends it."""
+    """The result of a step for one request: tokens, or an error that ends it."""
 
     request: Request
     step: Step | None = None
@@ -31,7 +31,7 @@ class Stepper(Protocol):
     lookahead: int  # steps that may be in flight before the results of the first are collected
 
     def join(self, requests: Sequence[Request]) -> None:
-        """Give rows to requests with one prompt; it is read with the next step."""
+        """Give rows to requests with one prompt; it is prefilled with the next step."""
         ...
 
     def leave(self, request: Request) -> None:
@@ -49,15 +49,15 @@ class Stepper(Protocol):
         ...
 
     def launch(self) -> Any:
-        """Start a step of all rows; what is returned stands for it until it is collected."""
+        """Start a step of all rows; returns a handle for `collect`."""
         ...
 
     def collect(self, pending: Any) -> list[Outcome]:
-        """What a step did, once it is done; a request that ended while it was in flight is left out."""
+        """Wait for a step and return its outcomes; requests that ended while it was in flight are left out."""
         ...
 
     def learn(self, pending: Any) -> None:
-        """Let tuners learn from a step that was collected and whose tokens were taken."""
+        """Let tuners learn from a step that was collected and absorbed."""
         ...
 
     @property
@@ -75,22 +75,22 @@ class Scheduler:
         self._waiting: deque[list[Request]] = deque()  # requests of a group start together
         self._running: dict[Request, Stepper] = {}
         self._flights: dict[Stepper, deque[Any]] = {}  # steps that were launched and not collected yet
-        self._said: list[tuple[Request, list[Piece]]] = []  # by a step that another request's error cut short
+        self._unsent: list[tuple[Request, list[Piece]]] = []  # of a step that an error cut short
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Let requests with one prompt and one sampling wait for rows; they start together and share what they can."""
+        """Queue requests with one prompt and one sampling; they start together and share what they can."""
         if len(requests) > self.rows:
-            raise DraftproofError(f"there are {self.rows} rows for {len(requests)} texts: open more")
+            raise DraftproofError(f"there are only {self.rows} rows for {len(requests)} texts: open more rows")
         self._waiting.append(list(requests))
 
     @property
     def room(self) -> int:
-        """How many more texts could start now: in the end each may need a row of its own."""
+        """How many more texts could start now, counting a row for each."""
         return self.rows - len(self._running) - sum(map(len, self._waiting))
 
     @property
     def is_finished(self) -> bool:
-        return not (self._waiting or self._running or self._said or any(self._flights.values()))
+        return not (self._waiting or self._running or self._unsent or any(self._flights.values()))
 
     @property
     def memory(self) -> dict[str, int]:
@@ -104,25 +104,25 @@ class Scheduler:
         return request in self._running or any(request in group for group in self._waiting)
 
     def admit(self) -> None:
-        """Give free rows to those who wait, in their order."""
+        """Give free rows to waiting requests, in order."""
         while self._waiting and len(self._waiting[0]) <= self.rows - len(self._running):
             group = self._waiting.popleft()
             try:
                 stepper = self._stepper_for(group[0])
                 self._flights.setdefault(stepper, deque())
                 stepper.join(group)
-            except Exception as error:  # the target does not take it
+            except Exception as error:  # the target rejects it
                 for request in group:
                     request.fail(error)
                 raise
             self._running.update(dict.fromkeys(group, stepper))
 
     def cancel(self, request: Request) -> None:
-        """Give a text up; what it has said so far stays in it. One that has ended stays as it is."""
+        """Cancel a request; its text so far is kept. A finished request is left unchanged."""
         if request.finish:
             return
         if request not in self:
-            raise DraftproofError("this request is not of this engine: cancel it where it was added")
+            raise DraftproofError("this request belongs to another engine: cancel it where it was added")
         request.finish = "cancelled"
         for group in self._waiting:
             if request in group:
@@ -132,10 +132,10 @@ class Scheduler:
             self._running.pop(request).leave(request)
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
-        """Admit those who wait, make one target call in each stepper, and hand out the words that are now certain.
+        """Admit waiting requests, make one target call in each stepper, and return the new pieces of text.
 
         If a request cannot go on, such as one whose processor raises, its error is raised here. It has ended then, and
-        the others go on in the next step as if it had not been there.
+        the others go on in the next step, unaffected.
         """
         self.admit()
         errors: list[Exception] = []
@@ -148,11 +148,11 @@ class Scheduler:
                 errors += self._collect(stepper, flight.popleft())
         if errors:
             raise errors[0]
-        said, self._said = self._said, []
-        return said
+        pieces, self._unsent = self._unsent, []
+        return pieces
 
     def _collect(self, stepper: Stepper, pending: Any) -> list[Exception]:
-        """Take a step's tokens; errors of requests that cannot go on."""
+        """Absorb a step's tokens; returns the errors of requests that cannot go on."""
         errors: list[Exception] = []
         ended: list[Request] = []
         for request, step, shape, error in stepper.collect(pending):
@@ -160,7 +160,7 @@ class Scheduler:
                 request.fail(error)
                 errors.append(error)
             elif step is not None:
-                self._said.append((request, request.absorb(step)))
+                self._unsent.append((request, request.absorb(step)))
                 if shape:
                     request.trace.shapes[shape] += 1
             if request.finish:

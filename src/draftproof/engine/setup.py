@@ -1,4 +1,4 @@
-"""One set-up for every door: from names and settings to models, rule, shape, requests and a scheduler for them."""
+"""The one set-up of every entry point: resolve names and settings to models, rule, tuner, requests and scheduler."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from draftproof.noise import check_seed
 from draftproof.rule import Rule
 from draftproof.sampling import Sampling
 
-CHAIN = Tree.chain(5)  # where nobody tunes the length
+CHAIN = Tree.chain(5)  # where no tuner chooses the length
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Who writes, who drafts, which rule decides, and what is drafted."""
+    """Target, drafters, rule, and the tuner that chooses what is drafted."""
 
     target: Model
     drafts: tuple[Model, ...]
@@ -57,23 +57,21 @@ class Setup:
         tempers: bool | Callable[[Rule], bool] = False,
         compile: bool = False,
     ) -> Setup:
-        """Resolve names and settings; wrong ones are refused.
+        """Resolve names and settings, or raise.
 
         repeatable    shapes must not depend on the clock or on neighbours: the same seed gives the same text
         tempers       the draft's temperature may be tuned
         """
-        rule = choose_rule(verify, lossy)  # a wrong name should not wait for a model to load
+        rule = choose_rule(verify, lossy)  # first, so that a wrong name fails before a model is loaded
         host, drafts = open_models(target, draft)
         if len(drafts) > 1 and not rule.mixes:
-            raise DraftproofError(
-                f"{rule.name!r} takes guesses of one drafter: for several use recursive or importance"
-            )
+            raise DraftproofError(f"{rule.name!r} takes one drafter only: for several use recursive or importance")
         heated = tempers(rule) if callable(tempers) else tempers
         tuner, per_request = choose_tuner(rule, drafts, tree, repeatable, heated)
         return Setup(host, drafts, rule, tuner, choose_draw(rule, tuner.example, draw), per_request, compile)
 
     def suited(self, sampling: Sampling | None, draft_sampling: Sampling | None = None) -> tuple[Sampling, Sampling]:
-        """How the target's tokens and the draft's are drawn, with the target's own end tokens."""
+        """The samplings of target and draft, with the target's own end tokens."""
         chosen = suited(sampling or Sampling(), self.target)
         return chosen, suited(draft_sampling or chosen, self.target)
 
@@ -89,19 +87,19 @@ class Setup:
         tempers: bool = False,
         detokenize: bool = True,
     ) -> Request:
-        """A text to be written.
+        """Create a request.
 
-        stopping      a further end, asked after every token
+        stopping      another stopping criterion, checked after every token
         tempers       the temperature of its draft tokens may be tuned
-        detokenize    false where nobody reads the words
+        detokenize    false where only token ids are needed
         """
-        own = self.per_request and not self.uses_graph(samplings)  # a graph has one length for all, or a tuned one
+        own = self.per_request and not self.uses_graph(samplings)  # a graph has one length for all rows
         return Request(
             prompt,
             *samplings,
             max_new_tokens,
             key,
-            Trace(self.rule.name, " + ".join(one.name for one in self.drafts) or "none", self.rule.notice),
+            Trace(self.rule.name, " + ".join(draft.name for draft in self.drafts) or "none", self.rule.notice),
             context=self.target.context,
             tokenizer=self.target.tokenizer if detokenize else None,
             stop=stop,
@@ -112,8 +110,8 @@ class Setup:
     def scheduler(self, rows: int, length: int, *, reuse: bool = False) -> Scheduler:
         """A scheduler for `rows` texts of up to `length` tokens.
 
-        reuse         take the graphs that were captured for the target's last texts, if nobody uses them: for texts
-                      that come at once and are written to their end
+        reuse         take the graphs that were captured for the target's last texts, if they are idle: for texts that
+                      are added at once and generated to their end
         """
         capacity = min(length, self.target.context or length) + self.tuner.size
         steppers: dict[bool, Stepper] = {}
@@ -144,7 +142,7 @@ class Setup:
     def _captured(self, rows: int) -> Tree:
         """The shape to capture: the given tree; where it is tuned, a chain of five, or a tree as deep.
 
-        A large target reads some 64 tokens hardly slower than one.
+        A large target verifies about 64 tokens in hardly more time than one.
         """
         if not (self.tuner.tunes or self.per_request):
             return self.tuner.example
@@ -152,29 +150,31 @@ class Setup:
 
 
 def new_seed(seed: int | None) -> int:
-    """The seed that was given, checked, or a fresh one."""
+    """The given seed, checked, or a random one."""
     return secrets.randbits(63) if seed is None else check_seed(seed)
 
 
 def open_models(target: Named, draft: Drafts) -> tuple[Model, tuple[Model, ...]]:
-    """Who writes and who drafts, from their names."""
+    """Load target and drafters, where they are given by name."""
     host = load(target) if isinstance(target, str | Path) else target
     named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
-    for one, what in [(host, "target"), *((one, "draft") for one in named if not isinstance(one, str | Path))]:
-        check_model(one, what)
-    found = [drafter(one, host) if isinstance(one, str | Path) else fit(host, one) for one in named]
-    return host, tuple(one for one in found if one is not None)
+    check_model(host, "target")
+    for model in named:
+        if not isinstance(model, str | Path):
+            check_model(model, "draft")
+    drafts = [drafter(model, host) if isinstance(model, str | Path) else fit(host, model) for model in named]
+    return host, tuple(draft for draft in drafts if draft is not None)
 
 
 def choose_rule(verify: str, lossy: str | None) -> Rule:
-    """The exact rule of that name, or the lossy one that was asked for in so many words."""
+    """The exact rule of that name, or the lossy one if given."""
     if not isinstance(verify, str):
         raise DraftproofError(f"verify must be the name of a rule, such as 'block', not {verify!r}")
     if not isinstance(lossy, str | None):
         raise DraftproofError(f"lossy must be the name of a rule, such as 'lenience:0.8', not {lossy!r}")
     if lossy is not None:
         if verify != "block":
-            raise DraftproofError(f"verify={verify!r} and lossy={lossy!r} name different rules: give one of them")
+            raise DraftproofError(f"verify={verify!r} and lossy={lossy!r} name different rules: give only one of them")
         return lossy_rules.get(lossy)
     return couple.COUPLINGS[verify] if verify in couple.COUPLINGS else verifiers.get(verify)
 
@@ -182,11 +182,11 @@ def choose_rule(verify: str, lossy: str | None) -> Rule:
 def choose_tuner(
     rule: Rule, drafts: Sequence[Any], tree: Tree | Auto | str | None, repeatable: bool, tempers: bool
 ) -> tuple[Tuner, bool]:
-    """The shape asked for, or who chooses it, and whether each request tunes its own length within it.
+    """The tuner for a tree or "auto", and whether each request tunes its own length within it.
 
     To be repeatable, a text must not depend on the clock or on its neighbours. A chain's nodes have the same noise
-    however long it is, so requests may cut it as they like; shapes of other kinds are then fixed unless "auto" is asked
-    for. The text of a coupling does not depend on the shape at all.
+    however long it is, so requests may cut it as they like; shapes of other kinds are then fixed unless "auto" is
+    given. The text of a coupling does not depend on the shape at all.
     """
     if not drafts:
         return Fixed(Tree.chain(0)), False
@@ -211,11 +211,11 @@ def may_temper(rule: Rule, sampling: Sampling) -> bool:
 
 
 def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:
-    """The named way of drawing siblings, or the one that finds most among those the rule is exact for."""
+    """The named draw, or the one with the most acceptance among those the rule is exact for."""
     tree.check()
     if rule.name in couple.COUPLINGS:
         if name is not None:
-            raise DraftproofError(f"{rule.name!r} draws its guesses from the shared noise: leave `draw` out")
+            raise DraftproofError(f"{rule.name!r} draws its guesses from shared noise: leave `draw` out")
         return DRAWS["iid"]  # not used: the coupling draws
     if not rule.accepts(tree):
         raise DraftproofError(f"verifier {rule.name!r} works on {rule.trees} drafts only: choose such a tree")

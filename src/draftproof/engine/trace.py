@@ -1,8 +1,9 @@
-"""What happened, for people, metrics and plots: one Step per target call, and a Trace that sums them up."""
+"""Statistics of generation: a Step per target call, and a Trace that sums them up."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ class Step(NamedTuple):
 
     @property
     def expected(self) -> float:
-        """Accepted guesses on average over the verifier's noise; those counted where the rule gives no law for it."""
+        """Expected accepted guesses over the verifier's noise; the actual number where the rule has no law for it."""
         return sum(self.reached) if self.reached else float(self.accepted)
 
 
@@ -36,7 +37,7 @@ class Trace:
     notice: str = ""  # of a lossy rule: that the text is not exact
     shapes: Counter[str] = field(default_factory=Counter)  # that tree="auto" chose -> steps
     steps: list[Step] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)  # why drafting was given up
+    failures: Counter[str] = field(default_factory=Counter)  # reasons why drafting was stopped
 
     @property
     def tree(self) -> str:
@@ -72,7 +73,7 @@ class Trace:
 
     @property
     def acceptance(self) -> list[float]:
-        """Of the steps that guessed that far, the share whose first 1, 2, ... guesses were all accepted."""
+        """Acceptance by position: of the steps that drafted that deep, the share that accepted so many guesses."""
         longest = max((step.depth for step in self.steps), default=0)
         shares = []
         for i in range(1, longest + 1):
@@ -94,7 +95,7 @@ class Trace:
         return dict(total)
 
     def summary(self) -> str:
-        """A few lines for a person."""
+        """The statistics as a few lines of text."""
         spent = self.seconds
         whole = sum(spent.values())
         lines = [
@@ -123,7 +124,7 @@ class Trace:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """The statistics as a dictionary for JSON."""
         return {
             "verifier": self.verifier,
             "drafter": self.drafter,
@@ -148,13 +149,19 @@ class Trace:
 
 @lru_cache(maxsize=64)
 def shape_name(tree: Tree) -> str:
-    """A shape as `Tree.parse` or Python reads it."""
+    """The name of a shape for `Tree.parse`, else its Python expression."""
     width, depth = len(tree.children(0)), tree.depth[-1]
     if tree.is_chain:
         return f"chain:{depth}"
     if tree == Tree.paths(width, depth):
         return f"paths:{width}x{depth}"
     return f"best:{tree.size - 1}x{depth}" if tree == Tree.best(tree.size - 1, depth) else repr(tree)
+
+
+def reached_by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:
+    """Probability of accepting at least 1, 2, ... draft tokens, from the law of the last accepted node."""
+    depth = tree.depth[: len(stop)]
+    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, depth[-1] + 1))
 
 
 def _pairs(pairs: Any, pattern: str) -> str:

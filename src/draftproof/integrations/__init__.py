@@ -1,1 +1,1 @@
-"""draftproof inside other libraries: transformers' own generate."""
+"""draftproof inside other libraries, such as transformers' generate."""

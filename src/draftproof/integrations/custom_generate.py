@@ -1,8 +1,8 @@
 """Drop-in for transformers: model.generate(**inputs, custom_generate=draftproof.custom_generate(draft=...)).
 
-transformers prepares everything as for its own sampling (processors, stopping criteria, lengths, padding), and hands it
-over; here the loop is replaced. Its processors are applied to every guess with that guess's own history, so whatever
-they do stays exact. What cannot be honoured is refused by name.
+transformers prepares everything as for its own sampling (processors, stopping criteria, lengths, padding); only the
+decoding loop is replaced. Its processors are applied to every guess with that guess's own history, so they stay exact.
+A setting that is not supported raises an error that names it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, choose_draw, choose_rule, choose_tuner
 from draftproof.engine.tuning import Fixed
 from draftproof.errors import DraftproofError
-from draftproof.integrations.network_cache import Opened
-from draftproof.integrations.processors import View, of_row, samplings_of
+from draftproof.integrations.network_cache import NetworkCache
+from draftproof.integrations.processors import PaddedPrompt, of_row, samplings_of
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling
 
-# Processors that keep a state of their own between calls: asked about a guess, they would take it for the text.
+# Processors with a state of their own between calls: they would take every guess for committed text.
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 
-# Settings of GenerationConfig that mean here what they mean there; all others must be left as they are.
-HONOURED = {
+# Settings of GenerationConfig that are supported; all others must have their default value.
+SUPPORTED = {
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "num_return_sequences", "do_sample"),
     *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
@@ -39,10 +39,10 @@ HONOURED = {
     *("forced_bos_token_id", "forced_eos_token_id", "renormalize_logits", "remove_invalid_values"),
     *("watermarking_config", "return_dict_in_generate", "pad_token_id", "bos_token_id", "eos_token_id"),
     "disable_compile",  # nothing is compiled
-    *("early_stopping", "length_penalty", "diversity_penalty", "decoder_start_token_id"),  # of beams and encoders alone
+    *("early_stopping", "length_penalty", "diversity_penalty", "decoder_start_token_id"),  # for beams and encoders only
 }
-# What the others are where nobody asked for anything; those that are not named are None or False.
-UNASKED = {
+# Defaults of the others; those not listed are None or False.
+DEFAULTS = {
     "num_beams": 1,
     "num_beam_groups": 1,
     "use_cache": True,
@@ -53,14 +53,18 @@ UNASKED = {
     "target_lookbehind": 10,
 }
 REMEDIES = {
-    "assistant_model": "give it to custom_generate(draft=...)",
-    "prompt_lookup_num_tokens": "give custom_generate(draft='ngram')",
-    "num_assistant_tokens": "give custom_generate(tree=Tree.chain(...))",
-    "use_cache": "leave it out, the text is the same and a cache is always used",
-    "guidance_scale": "leave it out, its processor keeps a state between tokens and cannot judge guesses",
+    "assistant_model": "pass it as custom_generate(draft=...)",
+    "prompt_lookup_num_tokens": "use custom_generate(draft='ngram')",
+    "num_assistant_tokens": "use custom_generate(tree=Tree.chain(...))",
+    "use_cache": "leave it out: the text is the same, and a cache is always used",
+    "guidance_scale": "leave it out: its processor keeps a state between tokens and cannot be applied to guesses",
 }
-READ = ("attention_mask", "logits_to_keep", "use_cache")  # inputs of the model that are followed or change nothing
-MADE = ("position_ids", "cache_position", "past_key_values")  # made by generate() itself, unless somebody gave them
+MODEL_INPUTS = ("attention_mask", "logits_to_keep", "use_cache")  # model inputs that are used or change nothing
+CREATED = (
+    "position_ids",
+    "cache_position",
+    "past_key_values",
+)  # created by generate() itself, unless the caller passed them
 
 
 def custom_generate(
@@ -71,21 +75,21 @@ def custom_generate(
     draft_temperature: float | None = None,
     lean: bool = True,
 ) -> Callable[..., Any]:
-    """A generation method for `model.generate(..., custom_generate=...)`.
+    """A decoding loop for `model.generate(..., custom_generate=...)`.
 
     draft               a name of `draftproof list`, a model of transformers, or None
     verify, tree        as in `draftproof.generate`
-    draft_temperature   divides the guesses' scores once more; the text's law is not changed by it
-    lean                runs models of the Llama family by faster layers, as `draftproof.load` does; on a CPU in float32
-                        that takes room for the weights once more
+    draft_temperature   divides the draft's scores once more; the law of the text does not change
+    lean                runs models of the Llama family with faster layers, as `draftproof.load` does; on a CPU in
+                        float32 that takes memory for the weights a second time
     """
-    rule = choose_rule(verify, None)  # what is refused is refused now, not in the middle of generate()
+    rule = choose_rule(verify, None)  # raise now, not in the middle of generate()
     if draft_temperature is not None:
-        Sampling(temperature=draft_temperature)  # refuses what is none
+        Sampling(temperature=draft_temperature)  # raises if it is not a temperature
     tuner, per_request = choose_tuner(rule, [] if draft is None else [draft], tree, repeatable=True, tempers=False)
-    draw = choose_draw(rule, tuner.example, None)  # refuses a tree that does not suit
+    draw = choose_draw(rule, tuner.example, None)  # raises if the tree does not fit the rule
 
-    opened = Opened(draft, lean)
+    networks = NetworkCache(draft, lean)
 
     def method(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **rest: Any
@@ -94,24 +98,24 @@ def custom_generate(
         _refuse(generation_config, logits_processor, rest, call)
         streamer, count = call.get("streamer"), len(input_ids)
         if streamer is not None and count > 1:
-            raise DraftproofError(f"a streamer shows one text, here are {count}: leave one of the two out")
+            raise DraftproofError(f"a streamer takes one text, but there are {count}: pass one prompt, or no streamer")
         prompts = _unpadded(input_ids, rest.get("attention_mask"))
         length = generation_config.max_length - input_ids.shape[1]
-        seed = int(torch.randint(2**62, (1,)))  # follows torch.manual_seed, as transformers' own sampling does
-        calm = not model.training  # else its weights are left as they are
-        with _at_rest(model):
-            target, drafts = opened.get(model, lean=calm)
+        seed = int(torch.randint(2**62, (1,)))  # depends on torch.manual_seed, like transformers' own sampling
+        evaluating = not model.training  # a model in training keeps its own layers
+        with _eval_mode(model):
+            target, drafts = networks.get(model, lean=evaluating)
             setup = Setup(target, tuple(drafts), rule, tuner if drafts else Fixed(Tree.chain(0)), draw, per_request)
             requests = []
             for r, prompt in enumerate(prompts):
-                view = View(tuple(input_ids[r].tolist()), len(prompt))
-                own = [of_row(one, r, input_ids, generation_config) for one in logits_processor]
+                view = PaddedPrompt(tuple(input_ids[r].tolist()), len(prompt))
+                own = [of_row(processor, r, input_ids, generation_config) for processor in logits_processor]
                 samplings = samplings_of(own, view, generation_config.do_sample, draft_temperature)
                 stopping = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
                 requests.append(setup.request(prompt, samplings, length, SampleKey(seed, r), stopping=stopping))
             scheduler = setup.scheduler(count, max(map(len, prompts)) + length, reuse=True)
             for _, same in itertools.groupby(requests, key=lambda request: (request.prompt, request.sampling)):
-                scheduler.add(list(same))  # samples of one prompt share what they have in common
+                scheduler.add(list(same))  # samples of one prompt share their common prefix
             _write(scheduler, requests[0], streamer)
         return _output(input_ids, requests, generation_config)
 
@@ -119,8 +123,8 @@ def custom_generate(
 
 
 @contextmanager
-def _at_rest(model: Any) -> Iterator[None]:
-    """Without dropout, with which there would be no law to follow; a model in training is so again afterwards."""
+def _eval_mode(model: Any) -> Iterator[None]:
+    """Evaluation mode, because dropout has no fixed law; restores training mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -131,46 +135,50 @@ def _at_rest(model: Any) -> Iterator[None]:
 
 
 def _write(scheduler: Scheduler, first: Request, streamer: Any) -> None:
-    """Step until all is said; a streamer is told of the first text."""
-    told = 0
+    """Step until all texts are finished; a streamer gets the tokens of the first."""
+    sent = 0
     while not scheduler.is_finished:
         scheduler.step()
-        if streamer is not None and len(first.tokens) > told:
-            streamer.put(torch.tensor(first.tokens[told:]))
-            told = len(first.tokens)
+        if streamer is not None and len(first.tokens) > sent:
+            streamer.put(torch.tensor(first.tokens[sent:]))
+            sent = len(first.tokens)
     if streamer is not None:
         streamer.end()
 
 
 def _call(frame: Any) -> Mapping[str, Any]:
-    """The arguments of generate(), read where they stand: a custom method is handed neither streamer nor assistant."""
-    found = frame.f_locals
-    return found if frame.f_code.co_name == "generate" and "custom_generate" in found else {}
+    """The arguments of generate(), from its stack frame: a custom loop is passed neither streamer nor assistant."""
+    arguments = frame.f_locals
+    return arguments if frame.f_code.co_name == "generate" and "custom_generate" in arguments else {}
 
 
 def _refuse(config: Any, processors: Any, rest: dict[str, Any], call: Mapping[str, Any]) -> None:
-    """What is asked for and cannot be had, by its name: settings, arguments of generate(), inputs of the model."""
-    settings = vars(GenerationConfig()).keys() - HONOURED
+    """Raise for the first setting, argument of generate() or model input that is not supported."""
+    settings = vars(GenerationConfig()).keys() - SUPPORTED
     settings = sorted(name for name in settings if not name.startswith(("_", "transformers_version")))
-    asked = {name: getattr(config, name, None) for name in settings}
-    asked |= {name: call.get(name) for name in ("assistant_model", "synced_gpus")}
-    for name, value in asked.items():
-        if value not in (None, UNASKED.get(name, False)):
+    requested = {name: getattr(config, name, None) for name in settings}
+    requested |= {name: call.get(name) for name in ("assistant_model", "synced_gpus")}
+    for name, value in requested.items():
+        if value not in (None, DEFAULTS.get(name, False)):
             words = f"{name}={value!r}" if isinstance(value, int | float | str) else name
-            raise DraftproofError(f"{words} is not possible with custom_generate: {REMEDIES.get(name, 'leave it out')}")
+            raise DraftproofError(
+                f"{words} is not supported with custom_generate: {REMEDIES.get(name, 'leave it out')}"
+            )
     for processor in processors:
         if type(processor).__name__ in STATEFUL:
-            raise DraftproofError(f"{type(processor).__name__} keeps a state between tokens: it cannot judge guesses")
-    given = call.get("kwargs", {})
+            raise DraftproofError(
+                f"{type(processor).__name__} keeps a state between tokens and cannot judge guesses: leave it out"
+            )
+    passed = call.get("kwargs", {})
     for name, value in rest.items():
-        if value is not None and not (name in MADE and given.get(name) is None) and name not in READ:
-            raise DraftproofError(f"{name} is not possible with custom_generate: pass the whole text as input_ids")
+        if value is not None and not (name in CREATED and passed.get(name) is None) and name not in MODEL_INPUTS:
+            raise DraftproofError(f"{name} is not supported with custom_generate: pass the whole text as input_ids")
 
 
 def _unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[int, ...]]:
     """The prompts without their padding."""
-    kept = torch.ones_like(input_ids) if mask is None else mask
-    pairs = zip(input_ids.tolist(), kept.tolist(), strict=True)
+    attended = torch.ones_like(input_ids) if mask is None else mask
+    pairs = zip(input_ids.tolist(), attended.tolist(), strict=True)
     prompts = [tuple(token for token, keep in zip(*pair, strict=True) if keep) for pair in pairs]
     if () in prompts:
         raise DraftproofError(f"row {prompts.index(())} of input_ids has no token: give each prompt at least one")
@@ -178,7 +186,7 @@ def _unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[
 
 
 def _criteria(criteria: Any, prompt: Sequence[int], device: torch.device) -> Callable[[Sequence[int]], bool]:
-    """transformers' stopping criteria, asked after every token as in its own loop."""
+    """transformers' stopping criteria, checked after every token as in its own loop."""
 
     def until(tokens: Sequence[int]) -> bool:
         ids = torch.tensor([[*prompt, *tokens]], device=device)
@@ -188,7 +196,7 @@ def _criteria(criteria: Any, prompt: Sequence[int], device: torch.device) -> Cal
 
 
 def _output(input_ids: torch.Tensor, requests: Sequence[Request], config: Any) -> Any:
-    """Prompts and texts side by side, padded on the right; with `return_dict_in_generate` in transformers' own type."""
+    """Prompts and texts joined, padded on the right; with `return_dict_in_generate` as transformers' output type."""
     width = max(len(request.tokens) for request in requests)
     pad = config.pad_token_id if config.pad_token_id is not None else (config.eos_token_id or 0)
     pad = pad[0] if isinstance(pad, list) else int(pad)

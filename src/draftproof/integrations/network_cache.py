@@ -1,4 +1,4 @@
-"""A network of transformers as target: made leaner, with its drafters, for as long as it stays what it was."""
+"""Cache the rebuilt network and its drafters until the network or its weights change."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from draftproof.models.base import Model, check_model
 from draftproof.models.hf import HFModel
 from draftproof.models.llama.rebuild import pack, rebuild
 
-LOOKED_AT = 64  # entries of each weight
+COMPARED = 64  # entries of each weight that are compared
 
 
-class Opened:
-    """The last network that came by: drafters are not loaded for every text, nor weights laid out."""
+class NetworkCache:
+    """The last network that was used, so that its drafters and packed weights are not built for every text."""
 
     def __init__(self, draft: Any, lean: bool) -> None:
         self.draft, self.lean = draft, lean
         self._last: tuple[Any, object, HFModel, list[Model]] | None = None
 
     def get(self, network: Any, lean: bool) -> tuple[HFModel, list[Model]]:
-        """Target and drafters, opened anew if this is another network, or one whose weights have changed."""
+        """Target and drafters, built again if this is another network or its weights have changed."""
         last = self._last
-        if last is None or last[0] is not network or last[1] != _mark(network):
-            target = HFModel(leaner(network) if self.lean and lean else network)
-            found = self._drafter(target)
-            last = self._last = network, _mark(network), target, [] if found is None else [found]
+        if last is None or last[0] is not network or last[1] != _fingerprint(network):
+            target = HFModel(rebuilt(network) if self.lean and lean else network)
+            draft = self._drafter(target)
+            last = self._last = network, _fingerprint(network), target, [] if draft is None else [draft]
         return last[2:]
 
     def _drafter(self, target: HFModel) -> Model | None:
@@ -37,22 +37,22 @@ class Opened:
         if isinstance(self.draft, str | Path):
             return drafter(self.draft, target)
         is_network = isinstance(self.draft, torch.nn.Module)
-        model: Model = HFModel(leaner(self.draft) if self.lean else self.draft) if is_network else self.draft
+        model: Model = HFModel(rebuilt(self.draft) if self.lean else self.draft) if is_network else self.draft
         check_model(model, "draft")
         check_vocabularies(target, model)
         return model
 
 
-def leaner(network: Any) -> Any:
-    """Of fused layers, which share its weights, where they are known; in float32 on a CPU these are laid out again."""
-    made = rebuild(network)
+def rebuilt(network: Any) -> Any:
+    """The network rebuilt from fused layers that share its weights, if supported; packed in float32 on a CPU."""
+    fused = rebuild(network)
     on_cpu = network.device.type == "cpu" and network.dtype == torch.float32
-    return pack(made) if made is not network and on_cpu else made
+    return pack(fused) if fused is not network and on_cpu else fused
 
 
-def _mark(network: Any) -> object:
-    """What changes when weights do: where they are, how often they were written to, and a few entries of each."""
+def _fingerprint(network: Any) -> object:
+    """A value that changes with the weights: their addresses, versions, and a few entries of each."""
     weights = [weight.detach() for weight in network.parameters()]
     facts = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
-    parts = [weight.flatten()[:: weight.numel() // LOOKED_AT + 1].float() for weight in weights if weight.numel()]
+    parts = [weight.flatten()[:: weight.numel() // COMPARED + 1].float() for weight in weights if weight.numel()]
     return facts, torch.cat(parts).tolist() if len({part.device for part in parts}) == 1 else []

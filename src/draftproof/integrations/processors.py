@@ -1,4 +1,4 @@
-"""transformers' processors for one text: controls of ours where they are the same, else shown what they see there."""
+"""Convert transformers' processors for one text: to our own controls where they are equal, else as they are."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from transformers.generation.logits_process import (
 
 from draftproof.sampling import Sampling
 
-# Of one law with ours, ties included, in the order in which both apply them: name there and here.
+# Processors with the same law as our controls, ties included, in the order in which both apply them.
 SAME = {TemperatureLogitsWarper: "temperature", TopKLogitsWarper: "top_k", TopPLogitsWarper: "top_p"}
 SAME |= {MinPLogitsWarper: "min_p"}
 ORDER = list(SAME)
 
 
-class View(NamedTuple):
-    """How transformers sees a text: with its padding, which processors and criteria count and read."""
+class PaddedPrompt(NamedTuple):
+    """A prompt with its padding, as transformers passes it to processors and stopping criteria."""
 
     prompt: tuple[int, ...]  # padded
     length: int  # of the prompt without padding
@@ -37,14 +37,14 @@ class View(NamedTuple):
         return len(self.prompt) > self.length
 
     def of(self, function: Any) -> Any:
-        return Padded(function, self) if self.is_padded else function
+        return WithPadding(function, self) if self.is_padded else function
 
 
-class Padded(NamedTuple):
-    """A processor or criterion that is shown a text with its padding."""
+class WithPadding(NamedTuple):
+    """A processor or stopping criterion that gets the text with its padding."""
 
     function: Callable[..., Any]
-    view: View
+    view: PaddedPrompt
 
     def __call__(self, ids: torch.Tensor, scores: Any) -> Any:
         padded = torch.tensor([self.view.prompt], device=ids.device, dtype=ids.dtype)
@@ -52,39 +52,44 @@ class Padded(NamedTuple):
 
 
 def samplings_of(
-    processors: Sequence[Any], view: View, sampled: bool, draft_temperature: float | None = None
+    processors: Sequence[Any], view: PaddedPrompt, sampled: bool, draft_temperature: float | None = None
 ) -> tuple[Sampling, Sampling]:
-    """The law that these processors make, and no other: what they leave is put through a softmax; and the guesses'."""
-    settings, left = _controls(list(processors))
-    if left and _is_repetition(left[0]) and not view.is_padded:  # there the padding counts as said
-        settings["repetition_penalty"] = left.pop(0).penalty
+    """The Sampling that equals these processors followed by a softmax, and the one for the draft."""
+    settings, others = _controls(list(processors))
+    if others and _is_repetition(others[0]) and not view.is_padded:  # transformers counts padding as text
+        settings["repetition_penalty"] = others.pop(0).penalty
     heat = settings.pop("temperature", 1.0)
     heat = heat if sampled else 0.0
-    settings["processors"] = tuple(map(view.of, left))
+    settings["processors"] = tuple(map(view.of, others))
     sampling = Sampling(**settings, temperature=heat)
     if draft_temperature is None or not sampled:
         return sampling, sampling
     return sampling, Sampling(**settings, temperature=heat * draft_temperature)
 
 
-def _controls(left: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-    """The last processors as far as they are controls of ours in our order, by name; and those before them.
+def _controls(processors: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Split off the last processors that equal our controls in our order, by name, from those before them.
 
-    Ours apply after all processors, so nothing may come behind what becomes one.
+    Our controls apply after all processors, so nothing may follow a processor that becomes a control.
     """
-    if left and type(left[-1]) is LogitNormalization:  # a softmax does that
-        left.pop()
-    found: dict[str, Any] = {}
+    if processors and type(processors[-1]) is LogitNormalization:  # our softmax normalises anyway
+        processors.pop()
+    controls: dict[str, Any] = {}
     last = len(ORDER)
-    while left and type(left[-1]) in SAME and ORDER.index(type(left[-1])) < last and _is_plain(left[-1]):
-        last = ORDER.index(type(left[-1]))
-        name = SAME[type(left[-1])]
-        found[name] = getattr(left.pop(), name)
-    return found, left
+    while (
+        processors
+        and type(processors[-1]) in SAME
+        and ORDER.index(type(processors[-1])) < last
+        and _is_plain(processors[-1])
+    ):
+        last = ORDER.index(type(processors[-1]))
+        name = SAME[type(processors[-1])]
+        controls[name] = getattr(processors.pop(), name)
+    return controls, processors
 
 
 def _is_plain(warper: Any) -> bool:
-    """Whether it was left as it is by default, but for its number."""
+    """Whether all its settings but the number have their defaults."""
     cuts, keeps = getattr(warper, "filter_value", -torch.inf), getattr(warper, "min_tokens_to_keep", 1)
     return cuts == -torch.inf and keeps == 1 and getattr(warper, SAME[type(warper)]) > 0
 
@@ -95,7 +100,7 @@ def _is_repetition(processor: Any) -> bool:
 
 
 def of_row(processor: Any, row: int, input_ids: torch.Tensor, config: Any) -> Any:
-    """Processors that know a text by its row in the batch, made anew for it: here each text is judged alone."""
+    """The processor for one row: those that depend on the row in the batch are created again for that text."""
     if len(input_ids) == 1:
         return processor
     kind, prompt = type(processor), input_ids[row : row + 1]

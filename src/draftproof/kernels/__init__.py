@@ -1,7 +1,8 @@
-"""Verification from raw logits in a few launches: (stop, next, sample) fused, token for token the same.
+"""Fused verification: one speculative step from raw logits in a few launches, token for token as the laws.
 
-`verify`, `sample` and `pick` are the interface for chains and stars, `guess` and `traverse` that for trees, and
-`summarise` and `workspace` make what saves them work. Triton is imported only when a kernel is to run.
+`sample` and `verify` are for chains of drafts, `pick` for several children of one node, `guess` and `traverse` for
+trees; `summarise` and `workspace` prepare what lets them read and allocate less. Triton is imported only when a kernel
+is to run.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from torch import Tensor
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.kernels import reference
-from draftproof.kernels.checks import check_controls, check_drafts, check_names, check_rows, check_summary, fits
+from draftproof.kernels.checks import check_controls, check_drafts, check_noise, check_rows, check_summary, fits
 from draftproof.kernels.types import (
+    ChainRule,
     Controls,
     Emitted,
     Fault,
-    Names,
+    NoiseKeys,
     Picked,
-    Rule,
     Siblings,
     Summary,
     Walked,
@@ -34,10 +35,10 @@ from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 
 if TYPE_CHECKING:
-    from draftproof.kernels.chain.launch import Workspace
+    from draftproof.kernels.chain.workspace import Workspace
 
 __all__ = [
-    "Controls", "Emitted", "Fault", "Names", "Picked", "Rule", "Summary", "Walked",
+    "ChainRule", "Controls", "Emitted", "Fault", "NoiseKeys", "Picked", "Summary", "Walked",
     "crest_pays", "guess", "pack", "pick", "sample", "summarise", "traverse", "verify", "workspace",
 ]  # fmt: skip
 
@@ -49,8 +50,8 @@ def verify(
     draft: Tensor | None,  # [B, N - 1, V] the drafter's raw logits; None where every rule is ONEHOT
     tokens: Tensor,  # [B, N - 1] int64, the drafts; -1 from the end of a shorter draft on
     controls: Controls,
-    rule: Tensor,  # [B] int32, a Rule for each sequence
-    names: Names,
+    rule: Tensor,  # [B] int32, a ChainRule for each sequence
+    noise: NoiseKeys,
     *,
     drafted: Summary | None = None,  # what `sample` kept of the draft rows; they are read once more without it
     draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
@@ -62,8 +63,8 @@ def verify(
 
     For each sequence, with p = law(target, controls) and q = law(draft, draft_controls)::
 
-        node  = sample(verifier.stop(Draft(chain, tokens, q, p)), uniform named (names, STOP))
-        token = sample(verifier.next(draft, node),                uniform named (names, NEXT))
+        node  = sample(verifier.stop(Draft(chain, tokens, q, p)), uniform (noise, STOP))
+        token = sample(verifier.next(draft, node),                uniform (noise, NEXT))
 
     Bad input never yields a token outside the vocabulary: `Emitted.fault` says what was wrong, and `Fault` what
     is emitted then. Without a `workspace` one is allocated.
@@ -72,7 +73,7 @@ def verify(
     (batch, nodes, size), device = target.shape, target.device
     fits("tokens", tokens, (batch, nodes - 1), torch.int64, device)
     fits("rule", rule, (batch,), torch.int32, device, packed=True)
-    check_names(names, target)
+    check_noise(noise, target)
     check_controls(controls, target)
     if draft is not None:
         check_rows(draft)
@@ -81,40 +82,23 @@ def verify(
             check_controls(draft_controls, draft)
     check_summary("drafted", drafted, target[:, 1:])
     if not _fused(target, backend):
-        return reference.verify(target, draft, tokens, controls, rule, names, draft_controls, logprobs)
+        return reference.verify(target, draft, tokens, controls, rule, noise, draft_controls, logprobs)
     from draftproof.kernels.chain import launch
 
-    if draft is not None and drafted is None and nodes > 1:
-        theirs = controls if draft_controls is None else draft_controls
-        drafted = launch.summarise(draft, theirs, tokens, crest_pays(batch, nodes, size))
-    if nodes == 1:  # nothing is drafted
-        draft, drafted, rules = None, None, None
-    else:
-        rules = rule
-    out, _ = launch.run(
-        target,
-        0,
-        draft,
-        drafted,
-        tokens,
-        controls,
-        rules,
-        names,
-        Lane.NEXT,
-        0,
-        None,
-        workspace,
-        draft_controls,
-        logprobs,
-    )
-    assert out is not None  # names were given
-    return out
+    theirs = controls if draft_controls is None else draft_controls
+    drafts = None
+    if nodes > 1:
+        if draft is not None and drafted is None:
+            drafted = launch.summarise(draft, theirs, tokens, crest=crest_pays(batch, nodes, size))
+        drafts = launch.ChainDraft(rule, draft, drafted, theirs)
+    rows = launch.ChainRows(target, tokens, controls)
+    return launch.verify(rows, noise, drafts, workspace=workspace, logprobs=logprobs)
 
 
 def sample(
     logits: Tensor,  # [B, V] the drafter's raw logits after node `node`
     controls: Controls,
-    names: Names,
+    noise: NoiseKeys,
     *,
     node: int = 0,
     index: int = 0,
@@ -123,25 +107,25 @@ def sample(
     backend: str = "auto",
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Summary | None]:
-    """A token [B] of each row's law, by the uniform named (names, DRAFT, index); and the laws, kept for `verify`."""
+    """A token [B] of each row's law, by the uniform (noise, DRAFT, index); and the laws, kept for `verify`."""
     rows = logits[:, None]
     check_rows(rows)
-    check_names(names, rows)
+    check_noise(noise, rows)
     check_controls(controls, rows, masks=node + 1)
     if tokens is None:
         tokens = torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device)
     check_drafts(tokens, rows, node if controls.penalties is not None else 0)
     check_summary("summary", summary, rows)
     if not _fused(rows, backend):
-        u = uniforms(*names, Lane.DRAFT, index + 1)[:, index]
+        u = uniforms(*noise, Lane.DRAFT, index + 1)[:, index]
         return draw(reference.law(rows, controls, tokens, node)[:, 0], u), None
     from draftproof.kernels.chain import launch
 
     if summary is None:
         summary = Summary.empty(len(rows), 1, rows.device)
-    out, kept = launch.run(rows, node, None, None, tokens, controls, None, names, Lane.DRAFT, index, summary, workspace)
-    assert out is not None  # names were given
-    return out.tokens[:, 0], kept
+    chain = launch.ChainRows(rows, tokens, controls, node)
+    out, summary = launch.sample(chain, noise, index, summary=summary, workspace=workspace)
+    return out.tokens[:, 0], summary
 
 
 def pick(
@@ -151,7 +135,7 @@ def pick(
     row: Tensor,  # [B] int64, the row of it that the guesses after the node were drawn from
     tokens: Tensor,  # [B, K] int64, those guesses, drawn i.i.d.; -1 for none
     controls: Controls,
-    names: Names,
+    noise: NoiseKeys,
     *,
     laws: Summary | None = None,  # of the target's rows; all of them are read once more without it
     drafted: Summary | None = None,  # of the draft rows; likewise
@@ -162,8 +146,8 @@ def pick(
 
     For each sequence, with p = law(target[node]) and q = law(draft[row])::
 
-        child = sample(optimal_binned.stop(Draft(star, tokens, q, p)), uniform named (names, STOP))
-        token = tokens[child - 1] if child else sample(optimal_binned.next(draft, 0), uniform named (names, NEXT))
+        child = sample(optimal_binned.stop(Draft(star, tokens, q, p)), uniform (noise, STOP))
+        token = tokens[child - 1] if child else sample(optimal_binned.next(draft, 0), uniform (noise, NEXT))
 
     Bad input never yields a token outside the vocabulary: `Picked.fault` says what was wrong. A guess outside the
     vocabulary, or drawn from a broken row, counts as not drawn.
@@ -176,20 +160,20 @@ def pick(
     fits("node", node, (batch,), torch.int64, device)
     fits("row", row, (batch,), torch.int64, device)
     fits("tokens", tokens, (batch, tokens.shape[-1]), torch.int64, device)
-    check_names(names, target)
+    check_noise(noise, target)
     check_controls(controls, target, more=False)
     check_controls(theirs, draft, more=False)
     check_summary("laws", laws, target)
     check_summary("drafted", drafted, draft)
-    guesses = Siblings(target, node, draft, row, tokens, controls, theirs)
+    siblings = Siblings(target, node, draft, row, tokens, controls, theirs)
     if not _fused(target, backend):
-        return reference.pick(guesses, names)
-    from draftproof.kernels.chain import launch
-    from draftproof.kernels.star import launch as binned
+        return reference.pick(siblings, noise)
+    from draftproof.kernels.chain import launch as chain
+    from draftproof.kernels.star import launch as star
 
-    laws = launch.summarise(target, controls) if laws is None else laws
-    drafted = launch.summarise(draft, theirs) if drafted is None else drafted
-    return binned.pick(guesses, names, laws, drafted)
+    laws = chain.summarise(target, controls) if laws is None else laws
+    drafted = chain.summarise(draft, theirs) if drafted is None else drafted
+    return star.pick(siblings, noise, laws, drafted)
 
 
 def guess(
@@ -198,14 +182,14 @@ def guess(
     tree: Tree,
     tokens: Tensor,  # [B, N] int64, a place for every node; the children's are written, that of node 0 is not read
     controls: Controls,
-    names: Names,
+    noise: NoiseKeys,
     *,
     summary: Summary | None = None,  # room for [B, W] rows, such as columns of a larger one
     backend: str = "auto",
 ) -> Summary | None:
     """The children of nodes drawn without replacement; and the laws they were drawn from, kept for `traverse`.
 
-    Child c is drawn by the uniform named (names, DRAFT, c), as `draws.DRAWS["distinct"]` does; it is -1 where the law
+    Child c is drawn by the uniform (noise, DRAFT, c), as `draws.DRAWS["distinct"]` does; it is -1 where the law
     has no token left, and below a node that was not drawn itself.
     """
     _no_penalties(controls)
@@ -216,15 +200,15 @@ def guess(
     if logits.shape[1] != len(asked):
         raise DraftproofError(f"logits {[*logits.shape]} must have a row for each of {len(asked)} parents")
     fits("tokens", tokens, (len(logits), tree.size), torch.int64, logits.device, packed=True)
-    check_names(names, logits)
+    check_noise(noise, logits)
     check_controls(controls, logits, masks=asked[-1] + 1)
     check_summary("summary", summary, logits)
     if not _fused(logits, backend):
-        reference.guess(logits, asked, tree, tokens, controls, names)
+        reference.guess(logits, asked, tree, tokens, controls, noise)
         return None
-    from draftproof.kernels.tree import launch as trees
+    from draftproof.kernels.tree import launch
 
-    return trees.guess(logits, asked, tree, tokens, controls, names, summary)
+    return launch.guess(logits, asked, tree, tokens, controls, noise, summary)
 
 
 def traverse(
@@ -233,7 +217,7 @@ def traverse(
     tokens: Tensor,  # [B, N] int64, the guesses, drawn without replacement; -1 for none
     tree: Tree,
     controls: Controls,
-    names: Names,
+    noise: NoiseKeys,
     *,
     drafted: Summary | None = None,  # what `guess` kept of the draft rows; they are read once more without it
     draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
@@ -243,8 +227,8 @@ def traverse(
 
     For each sequence, with p = law(target, controls) and q = law(draft, draft_controls)::
 
-        node  = sample(traversal.stop(Draft(tree, tokens, q, p)), uniform named (names, STOP))
-        token = sample(traversal.next(draft, node),               uniform named (names, NEXT))
+        node  = sample(traversal.stop(Draft(tree, tokens, q, p)), uniform (noise, STOP))
+        token = sample(traversal.next(draft, node),               uniform (noise, NEXT))
 
     Bad input never yields a token outside the vocabulary: `Walked.fault` says what was wrong. A guess outside the
     vocabulary, or drawn from a broken row, counts as not drawn, and so does all that is below it.
@@ -257,15 +241,15 @@ def traverse(
         raise DraftproofError(f"target {[*target.shape]} must have a row for each of the tree's {tree.size} nodes")
     fits("tokens", tokens, (batch, nodes), torch.int64, device)
     fits("draft", draft, (batch, len(tree.inner), size), draft.dtype, device)
-    check_names(names, target)
+    check_noise(noise, target)
     check_controls(controls, target)
     check_controls(theirs, draft, masks=max(tree.inner, default=-1) + 1)
     check_summary("drafted", drafted, draft)
     if not _fused(target, backend):
-        return reference.traverse(target, draft, tokens, tree, controls, names, draft_controls)
-    from draftproof.kernels.tree import launch as trees
+        return reference.traverse(target, draft, tokens, tree, controls, noise, draft_controls)
+    from draftproof.kernels.tree import launch
 
-    return trees.traverse(target, draft, tokens, tree, controls, theirs, names, drafted)
+    return launch.traverse(target, draft, tokens, tree, controls, theirs, noise, drafted)
 
 
 def summarise(
@@ -285,12 +269,12 @@ def summarise(
 
     if crest is None:
         crest = crest_pays(logits.shape[0], logits.shape[1] + 1, logits.shape[2])
-    return launch.summarise(logits, controls, tokens, crest)
+    return launch.summarise(logits, controls, tokens, crest=crest)
 
 
 def workspace(batch: int, nodes: int, vocabulary: int, device: str | torch.device) -> Workspace:
     """Scratch memory for target logits [batch, nodes, vocabulary], for many calls one after another."""
-    from draftproof.kernels.chain.launch import Workspace
+    from draftproof.kernels.chain.workspace import Workspace
 
     return Workspace.of(batch, nodes, vocabulary, torch.device(device))
 

@@ -1,37 +1,32 @@
-"""How many draft tokens are accepted on average: the law of the accepted length, without its noise."""
+"""The law of the node at which a chain stops: how many draft tokens are accepted on average, without noise."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from draftproof.draft import Tree
 from draftproof.kernels import reference
-from draftproof.kernels.types import Controls, Rule, Summary
+from draftproof.kernels.types import ChainRule, Controls, Summary
 from draftproof.verify import VERIFIERS
 
 
-def acceptance(
-    target: Tensor,  # [B, N, V] raw logits after each node
-    draft: Tensor | None,  # [B, M, V] the drafter's, after the nodes with children; None where nothing was drafted
-    tokens: Tensor,  # [B, N - 1] the draft tokens, -1 where none was drawn
-    tree: Tree,
+def stop_law(
+    target: Tensor,  # [B, K + 1, V] raw logits after each node
+    draft: Tensor,  # [B, K, V] the drafter's raw logits
+    tokens: Tensor,  # [B, K] int64, the draft tokens; -1 for none
     controls: Controls,
-    rule: Tensor,  # [B], of a chain
-    drafted: Summary | None = None,  # of the draft rows
+    rule: Tensor,  # [B] int32, a ChainRule each
+    *,
+    laws: Summary | None = None,  # of the target's rows, such as those of a workspace that `verify` was given, ...
+    drafted: Summary | None = None,  # ... and of the draft rows; with both, kernels do it
 ) -> Tensor:
-    """[B, D]: given the draft tokens, the probability that at least 1, 2, ... of them are accepted."""
-    if tree.size == 1 or draft is None:
-        return target.new_zeros(len(target), 0, dtype=torch.float32)
-    if tree.is_chain:
-        chain, _, _ = reference.drafted(target, draft, tokens, controls, rule)
-        stop = torch.zeros_like(chain.p[..., 0])
-        for member in Rule:
-            stop = torch.where((rule == member)[:, None], VERIFIERS[member.name.lower()].stop(chain), stop)
-    else:
-        nodes = torch.nn.functional.pad(tokens, (1, 0))
-        made, _ = reference.branched(target, draft, nodes, tree, controls, None)
-        stop = VERIFIERS["traversal"].stop(made)
-    depth = torch.tensor(tree.depth, device=stop.device)
-    levels = torch.arange(1, tree.depth[-1] + 1, device=stop.device)
-    return (stop[:, None] * (depth >= levels[:, None])).sum(-1).float()
+    """[B, K + 1] float32: the probability that verification stops at each node, given the draft tokens."""
+    if laws is not None and drafted is not None:
+        from draftproof.kernels.chain import expected
+
+        return expected.stop_law(target, draft, tokens, controls, rule, laws, drafted)
+    chain, _, _ = reference.drafted(target, draft, tokens, controls, rule)
+    stop = torch.zeros_like(chain.p[..., 0])
+    for member in ChainRule:
+        stop = torch.where((rule == member)[:, None], VERIFIERS[member.name.lower()].stop(chain), stop)
+    return stop.float()

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftproof.draft import Tree
 from draftproof.draws import DRAWS, without
 from draftproof.kernels import reference
-from draftproof.kernels.types import Controls, Emitted, Names, Rule, Walked
+from draftproof.kernels.types import ChainRule, Controls, Emitted, NoiseKeys, Walked
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
 
@@ -43,21 +43,21 @@ def compare(
     tokens: Tensor,
     controls: Controls,
     rule: Tensor,
-    names: Names,
+    noise: NoiseKeys,
     draft_controls: Controls | None = None,
 ) -> Agreement:
     """The kernels' outcome beside that of the float64 laws."""
     draft = None if draft is None else draft.double()
-    right = reference.verify(target.double(), draft, tokens, controls, rule, names, draft_controls)
+    right = reference.verify(target.double(), draft, tokens, controls, rule, noise, draft_controls)
     differ = (out.tokens != right.tokens).any(1)
     chain, _, _ = reference.drafted(target.double(), draft, tokens, controls, rule, draft_controls)
     stop = out.accepted.long()
     token = out.tokens.gather(1, stop[:, None])[:, 0]
     excused = torch.zeros_like(differ)
-    for member in Rule:
+    for member in ChainRule:
         verifier = VERIFIERS[member.name.lower()]
-        fine = near(verifier.stop(chain), stop, uniforms(*names, Lane.STOP, 1)[:, 0])
-        fine &= near(verifier.next(chain, stop), token, uniforms(*names, Lane.NEXT, 1)[:, 0])
+        fine = near(verifier.stop(chain), stop, uniforms(*noise, Lane.STOP, 1)[:, 0])
+        fine &= near(verifier.next(chain, stop), token, uniforms(*noise, Lane.NEXT, 1)[:, 0])
         excused |= (rule == member) & fine
     return Agreement(int((differ & excused).sum()), int((differ & ~excused).sum()))
 
@@ -69,27 +69,27 @@ def compare_tree(
     tokens: Tensor,
     tree: Tree,
     controls: Controls,
-    names: Names,
+    noise: NoiseKeys,
     draft_controls: Controls | None = None,
 ) -> Agreement:
     """The same for `traverse`."""
     target, draft = target.double(), draft.double()
-    right = reference.traverse(target, draft, tokens, tree, controls, names, draft_controls)
+    right = reference.traverse(target, draft, tokens, tree, controls, noise, draft_controls)
     differ = (out.tokens != right.tokens).any(1) | (out.path != right.path).any(1)
     made, _ = reference.branched(target, draft, tokens, tree, controls, draft_controls)
     taken = out.accepted.long()
     node = torch.nn.functional.pad(out.path, (1, 0)).gather(1, taken[:, None])[:, 0]
     token = out.tokens.gather(1, taken[:, None])[:, 0]
     verifier = VERIFIERS["traversal"]
-    excused = near(verifier.stop(made), node, uniforms(*names, Lane.STOP, 1)[:, 0])
-    excused &= near(verifier.next(made, node), token, uniforms(*names, Lane.NEXT, 1)[:, 0])
+    excused = near(verifier.stop(made), node, uniforms(*noise, Lane.STOP, 1)[:, 0])
+    excused &= near(verifier.next(made, node), token, uniforms(*noise, Lane.NEXT, 1)[:, 0])
     return Agreement(int((differ & excused).sum()), int((differ & ~excused).sum()))
 
 
-def compare_guesses(tokens: Tensor, draft: Tensor, tree: Tree, controls: Controls, names: Names) -> Agreement:
+def compare_guesses(tokens: Tensor, draft: Tensor, tree: Tree, controls: Controls, noise: NoiseKeys) -> Agreement:
     """Guesses [B, N] beside what the float64 laws of the drafter's rows draw after the same elder siblings."""
     laws = reference.law(draft.double(), controls.at(tree.inner), tokens[:, :0])
-    u = uniforms(*names, Lane.DRAFT, tree.size)
+    u = uniforms(*noise, Lane.DRAFT, tree.size)
     ties = wrong = 0
     for row, parent in enumerate(tree.inner):
         q = laws[:, row] * ((tokens[:, parent] >= 0) | (parent == 0))[:, None]

@@ -1,4 +1,4 @@
-"""What does not fit is refused before a kernel reads it: by shapes, types and devices, so that nobody waits for one."""
+"""Check the arguments of the fused kernels by shape, type and device, without synchronising with the device."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from draftproof.errors import DraftproofError
-from draftproof.kernels.types import CREST, Controls, Names, Summary
+from draftproof.kernels.types import CREST, Controls, NoiseKeys, Summary
 
 
 def fits(
     name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, packed: bool = False
 ) -> None:
-    """A tensor is what its name stands for; packed: without gaps, because a kernel does not ask for its strides."""
+    """Check one tensor. Packed: it must also be contiguous, because the kernel does not take its strides."""
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
         raise DraftproofError(
             f"{name} must be {[*shape]} of {dtype} on {device}, "
@@ -23,7 +23,7 @@ def fits(
 
 
 def check_rows(*rows: Tensor) -> None:
-    """Raw logits [B, N, V], whatever B, N and V are."""
+    """Check raw logits [B, N, V] of any size."""
     for logits in rows:
         kinds = (torch.bfloat16, torch.float16, torch.float32)
         if logits.ndim != 3 or logits.stride(-1) != 1 or logits.dtype not in kinds:
@@ -34,18 +34,18 @@ def check_rows(*rows: Tensor) -> None:
 
 
 def check_drafts(tokens: Tensor, rows: Tensor, least: int) -> None:
-    """So many drafts of each sequence of some rows [B, N, V], or more."""
+    """Check draft tokens [B, K] beside rows [B, N, V]: K is at least `least`."""
     fits("tokens", tokens, (len(rows), max([least, *tokens.shape[-1:]])), torch.int64, rows.device)
 
 
-def check_names(names: Names, rows: Tensor) -> None:
-    """Names of the sequences of some rows [B, N, V]."""
-    for name, part in zip(Names._fields, names, strict=True):
-        fits(f"names.{name}", part, (len(rows),), torch.int64, rows.device, packed=True)
+def check_noise(noise: NoiseKeys, rows: Tensor) -> None:
+    """Check the noise keys of the sequences of rows [B, N, V]."""
+    for name, part in zip(NoiseKeys._fields, noise, strict=True):
+        fits(f"noise.{name}", part, (len(rows),), torch.int64, rows.device, packed=True)
 
 
 def check_controls(controls: Controls, rows: Tensor, masks: int | None = None, more: bool = True) -> None:
-    """Controls of rows [B, N, V], with a mask for each of them, or so many masks; `more` of them may be there."""
+    """Check the controls of rows [B, N, V], with a mask for each row, or `masks` masks; `more`: or more of them."""
     (batch, count, size), device = rows.shape, rows.device
     column, table, word, real, double = (batch,), (batch, size), torch.int32, torch.float32, torch.float64
     for name, shape, dtype in (
@@ -58,12 +58,12 @@ def check_controls(controls: Controls, rows: Tensor, masks: int | None = None, m
             raise DraftproofError(f"penalties need counts of tokens: controls.{name} is None")
     if (allowed := controls.allowed) is not None:
         masks = count if masks is None else masks
-        there = max([masks, *allowed.shape[1:2]]) if more else masks
-        fits("controls.allowed", allowed, (batch, there, -(-size // 32)), word, device, packed=True)
+        held = max([masks, *allowed.shape[1:2]]) if more else masks
+        fits("controls.allowed", allowed, (batch, held, -(-size // 32)), word, device, packed=True)
 
 
 def check_summary(name: str, summary: Summary | None, rows: Tensor) -> None:
-    """Summaries of rows [B, N, V], or room for them, if given: as `Summary.empty` and `Summary.at` lay them out."""
+    """Check the summaries of rows [B, N, V], if given: laid out as by `Summary.empty` and `Summary.at`."""
     if summary is None:
         return
     (batch, count, _), stride = rows.shape, summary.shift.stride(0)

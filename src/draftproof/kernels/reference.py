@@ -10,7 +10,7 @@ from torch import Tensor
 from draftproof import controls as apply
 from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
-from draftproof.kernels.types import Controls, Emitted, Fault, Names, Picked, Rule, Siblings, Walked, unpack
+from draftproof.kernels.types import ChainRule, Controls, Emitted, Fault, NoiseKeys, Picked, Siblings, Walked, unpack
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
@@ -93,7 +93,7 @@ def drafted(
     p, sound = sound_laws(target, controls, tokens)
     p[..., 0] += ~sound  # any law will do: whether it is needed is decided by others
     q = torch.zeros_like(p)
-    outside, bare = tokens >= p.shape[-1], (rule == Rule.ONEHOT)[:, None]
+    outside, bare = tokens >= p.shape[-1], (rule == ChainRule.ONEHOT)[:, None]
     whole = impossible = torch.zeros_like(outside)
     if draft is not None:
         q[:, :-1], whole = sound_laws(draft, draft_controls or controls, tokens)
@@ -114,15 +114,15 @@ def verify(
     tokens: Tensor,
     controls: Controls,
     rule: Tensor,
-    names: Names,
+    noise: NoiseKeys,
     draft_controls: Controls | None = None,
     logprobs: bool = False,
 ) -> Emitted:
     """Where each sequence's draft stops and what follows it."""
     chain, fault, sound = drafted(target, draft, tokens, controls, rule, draft_controls)
-    u = [uniforms(*names, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
+    u = [uniforms(*noise, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
     stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
-    for member in Rule:
+    for member in ChainRule:
         verifier = VERIFIERS[member.name.lower()]
         found = draw(verifier.stop(chain), u[0])
         stop = torch.where(rule == member, found, stop)
@@ -136,12 +136,12 @@ def verify(
     return out._replace(fault=fault + flags(TARGET=lost[:, None]), logprob=logprob)
 
 
-def pick(guesses: Siblings, names: Names) -> Picked:
+def pick(guesses: Siblings, noise: NoiseKeys) -> Picked:
     """The accepted guess after one node, or the token instead, by optimal_binned on a star; both 0 without a law p."""
     star, fault = spread(guesses)
     verifier = VERIFIERS["optimal_binned"]
     child, token = (
-        draw(law, uniforms(*names, lane, 1)[:, 0])
+        draw(law, uniforms(*noise, lane, 1)[:, 0])
         for law, lane in ((verifier.stop(star), Lane.STOP), (verifier.next(star, guesses.node * 0), Lane.NEXT))
     )
     return Picked(child, torch.where(child > 0, star.tokens.gather(1, child[:, None])[:, 0], token), fault)
@@ -171,10 +171,12 @@ def _law_at(logits: Tensor, node: Tensor, controls: Controls) -> tuple[Tensor, T
     return found[:, 0], sound
 
 
-def guess(logits: Tensor, parents: Sequence[int], tree: Tree, tokens: Tensor, controls: Controls, names: Names) -> None:
+def guess(
+    logits: Tensor, parents: Sequence[int], tree: Tree, tokens: Tensor, controls: Controls, noise: NoiseKeys
+) -> None:
     """The children of some nodes, drawn without replacement into their places in tokens [B, N]."""
     rows = law(logits, controls.at(parents), tokens[:, :0])
-    u = uniforms(*names, Lane.DRAFT, tree.size)
+    u = uniforms(*noise, Lane.DRAFT, tree.size)
     for i, parent in enumerate(parents):
         children = list(tree.children(parent))
         drawn = (tokens[:, parent] >= 0) | (parent == 0)
@@ -214,13 +216,14 @@ def traverse(
     tokens: Tensor,
     tree: Tree,
     controls: Controls,
-    names: Names,
+    noise: NoiseKeys,
     draft_controls: Controls | None = None,
 ) -> Walked:
     """Which path is accepted and what follows it."""
     made, fault = branched(target, draft, tokens, tree, controls, draft_controls)
-    node = draw(VERIFIERS["traversal"].stop(made), uniforms(*names, Lane.STOP, 1)[:, 0])
-    token = draw(VERIFIERS["traversal"].next(made, node), uniforms(*names, Lane.NEXT, 1)[:, 0])
+    stop = VERIFIERS["traversal"].stop(made)
+    node = draw(stop, uniforms(*noise, Lane.STOP, 1)[:, 0])
+    token = draw(VERIFIERS["traversal"].next(made, node), uniforms(*noise, Lane.NEXT, 1)[:, 0])
     lost = (fault & Fault.TARGET) > 0
     node, token = torch.where(lost, 0, node), torch.where(lost, 0, token)
     deepest = tree.depth[-1]
@@ -229,7 +232,7 @@ def traverse(
     out = torch.full((len(tokens), deepest + 1), -1, dtype=torch.int64, device=tokens.device)
     out[:, :deepest] = torch.where(path > 0, tokens.gather(1, path), -1)
     out.scatter_(1, accepted[:, None], token[:, None])
-    return Walked(out, accepted.to(torch.int32), path, fault)
+    return Walked(out, accepted.to(torch.int32), path, fault, stop.float())
 
 
 def assemble(p: Tensor, tokens: Tensor, stop: Tensor, token: Tensor, logprobs: bool) -> Emitted:

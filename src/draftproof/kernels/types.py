@@ -1,4 +1,4 @@
-"""What the fused kernels take and give: controls as one tensor each, named noise, a row's law in four numbers."""
+"""Inputs and outputs of the fused kernels: batched controls, noise keys, summaries of laws, and outcomes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from draftproof.errors import DraftproofError
 from draftproof.sampling import Context, Sampling
 
-SHORT = 256
-CREST = 64  # large tokens that a drafter keeps of a row, ...
-MANY = 4 * 10**7  # ... if verification reads so many tokens in all
+SHORTLIST = 256  # the largest top-k whose rows are verified from a list of the tokens they keep
+CREST = 64  # large tokens that a drafter keeps of each row, ...
+CREST_LOGITS = 4 * 10**7  # ... where verification reads at least this many target logits
 
 
-class Rule(IntEnum):
-    """The verification rule of a sequence; temperature 0 makes any of them greedy."""
+class ChainRule(IntEnum):
+    """The verification rule of a sequence on a chain of drafts; temperature 0 makes any of them greedy."""
 
     TOKEN = 0
     BLOCK = 1
@@ -29,18 +29,17 @@ class Rule(IntEnum):
 class Fault(IntFlag):
     """What was wrong with a sequence's input. The outcome is defined all the same (see `verify`)."""
 
-    # A target row that a draft or the next token comes from holds NaN or +inf, or no token is allowed there: nothing is
-    # accepted, token 0 is emitted
+    # A target row that a draft or the next token comes from holds NaN or +inf, or allows no token: nothing is accepted
+    # and token 0 is emitted
     TARGET = 1
-    TOKEN = 2  # a drafted id is outside the vocabulary: the draft ends before it
-    # A draft row holds NaN or +inf, or no token is allowed, or there is none though the rule needs it: the draft ends
-    # before it
+    TOKEN = 2  # a draft token is outside the vocabulary: the draft ends before it
+    # A draft row holds NaN or +inf, allows no token, or is missing though the rule needs it: the draft ends before it
     DRAFT = 4
-    IMPOSSIBLE = 8  # a drafted token has q = 0: refused, as the laws refuse it
+    IMPOSSIBLE = 8  # a draft token has q = 0: rejected, as the laws reject it
 
 
-class Names(NamedTuple):
-    """Names of each sequence's uniforms, as in draftproof.noise: its numbers are a function of them."""
+class NoiseKeys(NamedTuple):
+    """Keys of each sequence's uniforms, as in draftproof.noise: every uniform is a function of them."""
 
     seed: Tensor  # [B] int64
     request: Tensor  # [B] int64, below 2**32
@@ -48,23 +47,23 @@ class Names(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The laws of rows of logits, each in four numbers: p(v) = scale * 2 ** (score_v * log2(e) / temperature - shift).
+    """The laws of rows of logits, four numbers each: p(v) = scale * 2 ** (score_v * log2(e) / temperature - shift).
 
-    A token is kept when its score (the logit after bias, penalties and masks) is above `cutoff`, or equal to it and the
-    token's id is at least `first`. In a greedy row the one token kept is `first`.
+    The score is the logit after bias, penalties and masks. A token is kept if its score is above `cutoff`, or equal to
+    it and the token's id is at least `first`. In a greedy row only token `first` is kept.
     """
 
     shift: Tensor  # [B, N] float32, a whole number near the row's largest exponent
     scale: Tensor  # [B, N] float32; not positive for a row without a law
     cutoff: Tensor  # [B, N] float32, set only where any row is truncated
     first: Tensor  # [B, N] int32, set only where any row is truncated or greedy
-    # [B, N, CREST], on request and where no row is truncated: different large tokens (int32, -1 for none), their scores
+    # [B, N, CREST], on request and where no row is truncated: distinct large tokens (int32, -1 for none), their scores
     crest: Tensor | None = None
     height: Tensor | None = None
 
     @staticmethod
     def empty(batch: int, nodes: int, device: torch.device, crest: bool = False) -> Summary:
-        """Room for the summaries of [batch, nodes] rows."""
+        """Uninitialised memory for the summaries of [batch, nodes] rows."""
         shift, scale, cutoff = (torch.empty(batch, nodes, device=device) for _ in range(3))
         first = torch.empty(batch, nodes, dtype=torch.int32, device=device)
         if not crest:
@@ -73,16 +72,16 @@ class Summary(NamedTuple):
         return Summary(shift, scale, cutoff, first, large, torch.empty(batch, nodes, CREST, device=device))
 
     def at(self, nodes: slice) -> Summary:
-        """The summaries of some nodes, in the same memory."""
+        """A view of the summaries of some nodes."""
         return Summary(*(None if part is None else part[:, nodes] for part in self))  # type: ignore[arg-type]
 
 
 def crest_pays(batch: int, nodes: int, vocabulary: int) -> bool:
-    """Whether it is worth while to keep the crests of draft rows, for target logits [batch, nodes, vocabulary].
+    """Whether keeping the crests of draft rows saves time when target logits [batch, nodes, vocabulary] are verified.
 
     With them block verification has fewer rows to sum.
     """
-    return batch * nodes * vocabulary >= MANY
+    return batch * nodes * vocabulary >= CREST_LOGITS
 
 
 class Emitted(NamedTuple):
@@ -98,19 +97,20 @@ class Walked(NamedTuple):
     """The outcome of one step on a tree of depth D."""
 
     tokens: Tensor  # [B, D + 1] int64: the tokens of the accepted path, the token after it, then -1
-    accepted: Tensor  # [B] int32: how many guesses were accepted
+    accepted: Tensor  # [B] int32: how many draft tokens were accepted
     path: Tensor  # [B, D] int64: the nodes of the accepted path, then 0
     fault: Tensor  # [B] int32: Fault flags
+    stop: Tensor  # [B, N] float32: the probability to stop at each node, given the draft tokens
 
 
 class Siblings(NamedTuple):
-    """Guesses after one node of each sequence, and the rows they belong to."""
+    """Draft tokens after one node of each sequence, and the rows they belong to."""
 
     target: Tensor  # [B, N, V] raw logits after each node of a tree
-    node: Tensor  # [B] int64, the node at hand
+    node: Tensor  # [B] int64, the node whose children are verified
     draft: Tensor  # [B, M, V] the drafter's raw logits
-    row: Tensor  # [B] int64, the row of it that the guesses were drawn from
-    tokens: Tensor  # [B, K] int64, the guesses, drawn i.i.d.; -1 for none
+    row: Tensor  # [B] int64, the draft row that the children were drawn from
+    tokens: Tensor  # [B, K] int64, the children, drawn i.i.d.; -1 for none
     controls: Controls
     draft_controls: Controls
 
@@ -118,21 +118,21 @@ class Siblings(NamedTuple):
 class Picked(NamedTuple):
     """The outcome at one node of each sequence."""
 
-    child: Tensor  # [B] int64: 0 if no guess was accepted, else k + 1 for guess k, of equal ones the first
-    token: Tensor  # [B] int64: that guess, or the token instead
+    child: Tensor  # [B] int64: 0 if no child was accepted, else k + 1 for child k, the first of equal ones
+    token: Tensor  # [B] int64: the accepted child, or the token emitted instead
     fault: Tensor  # [B] int32: Fault flags
 
 
 class Controls(NamedTuple):
-    """Sampling controls of a batch. The host knows the three flags: what no row uses, no kernel computes."""
+    """Sampling controls of a batch. The three flags are known on the host: no kernel computes what no row uses."""
 
     temperature: Tensor  # [B] float32, 0 = greedy
     top_k: Tensor  # [B] int32, 0 = off
     top_p: Tensor  # [B] float64
     min_p: Tensor  # [B] float64
-    truncates: int = 0  # 1 if a row is truncated, 2 if one may keep more than SHORT tokens
+    truncates: int = 0  # 1 if any row is truncated, 2 if one may keep more than SHORTLIST tokens
     greedy: bool = False  # whether any row has temperature 0
-    whole: bool = True  # whether any row that is drawn from is not truncated
+    whole: bool = True  # whether any row with a temperature is not truncated
     bias: Tensor | None = None  # [B, V] float32
     penalties: Tensor | None = None  # [B, 3] float32: repetition, presence, frequency
     seen: Tensor | None = None  # [B, V] int32: counts in prompt and output; needed with penalties
@@ -140,7 +140,7 @@ class Controls(NamedTuple):
     allowed: Tensor | None = None  # [B, N, ceil(V / 32)] int32: bit v % 32 of word v // 32 allows token v
 
     def at(self, nodes: Tensor | Sequence[int]) -> Controls:
-        """The controls of rows that are those of some nodes: masks are the only ones that differ from node to node."""
+        """The controls of some nodes' rows: only masks differ from node to node."""
         if self.allowed is None:
             return self
         index = torch.as_tensor(nodes, device=self.allowed.device).to(torch.int64)
@@ -194,10 +194,10 @@ class Controls(NamedTuple):
 
 
 def truncation(sampling: Sampling) -> int:
-    """0 without top_k, top_p and min_p, 1 where top_k keeps at most SHORT tokens, else 2."""
+    """0 without top_k, top_p and min_p, 1 where top_k keeps at most SHORTLIST tokens, else 2."""
     if not (sampling.top_k or sampling.top_p != 1 or sampling.min_p):
         return 0
-    return 1 if 0 < int(sampling.top_k) <= SHORT else 2  # type: ignore[arg-type]  # no schedules here
+    return 1 if 0 < int(sampling.top_k) <= SHORTLIST else 2  # type: ignore[arg-type]  # no schedules here
 
 
 def unsupported(sampling: Sampling) -> str:
@@ -234,7 +234,7 @@ def pack(allowed: Tensor) -> Tensor:
 
 
 def unpack(words: Tensor, vocabulary: int) -> Tensor:
-    """The boolean mask [..., V] that `pack` made into words."""
+    """The boolean mask [..., V] of packed words: the inverse of `pack`."""
     bits = (words[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
     return bits.flatten(-2)[..., :vocabulary] != 0
 

@@ -1,8 +1,8 @@
-"""How much is left on the table: every rule on your models and prompts, beside its limit (Hu et al. 2502.18779).
+"""Measure the acceptance of every rule on your models and prompts, beside its limit (Hu et al. 2502.18779).
 
-The target writes a text for each prompt. At every position the drafter guesses paths as it would there, one target
-call reads them all, and each rule's law says how many it would accept: nothing is accepted in fact, so all rules see
-the same positions, and no rule's noise is in the numbers. Means are updated and rows forgotten, so memory stays flat.
+The target writes a text for each prompt. At every position the drafter guesses paths, one target call scores them all,
+and each rule's law gives the number of guesses it would accept. Nothing is really accepted, so all rules see the same
+positions, and no rule's noise is in the numbers. Only running means are kept, so memory stays constant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from draftproof.engine.arguments import Prompt, encode
 from draftproof.engine.request import SampleKey
 from draftproof.errors import DraftproofError
 from draftproof.limits import clock
-from draftproof.limits.forest import Case, Forest, Look, cases, reached
+from draftproof.limits.forest import Forest, Position, RuleCase, cases, reached
 from draftproof.limits.walk import Walk
 from draftproof.models import check_vocabularies
 from draftproof.models.base import Model
@@ -25,43 +25,43 @@ from draftproof.sampling import Sampling
 from draftproof.theory.plan import Estimate, Plan, by_temperature, path_plans
 from draftproof.verify import VERIFIERS, block
 
-WIDEST = 64  # guesses for a token: rules that plan take time for each
+WIDEST = 64  # guesses for a token: planning rules take time for each
 FACTORS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)  # on the drafter's temperature
 
 
-class Settings(NamedTuple):
-    """What is measured."""
+class LimitSettings(NamedTuple):
+    """What to measure: numbers of guesses, temperatures, and lengths of texts and paths."""
 
     siblings: tuple[int, ...] = (1, 2, 4)
     temperatures: tuple[float, ...] = (1.0,)
     tokens: int = 24  # of text for each prompt
     length: int = 4  # of the paths
-    draft_top_k: int = 1000  # tokens the drafter draws from; rules that plan over all of them take time for more
+    draft_top_k: int = 1000  # tokens the drafter draws from; planning rules take time for more
     seed: int = 0
     chat: bool = True
 
-    def check(self) -> Settings:
+    def check(self) -> LimitSettings:
         for name in ("tokens", "length"):
             if getattr(self, name) < 1:
                 raise DraftproofError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.siblings or not all(1 <= K <= WIDEST for K in self.siblings):
-            given = ", ".join(map(str, self.siblings)) or "empty"
-            raise DraftproofError(f"k must be from 1 to {WIDEST}, not {given}")
+            values = ", ".join(map(str, self.siblings)) or "empty"
+            raise DraftproofError(f"k must be from 1 to {WIDEST}, not {values}")
         for temperature in self.temperatures:
             Sampling(temperature=temperature, top_k=self.draft_top_k)
         return self
 
 
 class Measured(NamedTuple):
-    """One rule at one temperature."""
+    """What was measured for one rule at one temperature."""
 
-    case: Case
-    estimate: Estimate  # of the entries that `Notes.add` makes for a position
+    case: RuleCase
+    estimate: Estimate  # of the entries that `RunningMeans.add` computes for a position
     plan: Plan  # the best length of its paths
 
     @property
     def acceptance(self) -> float:
-        """That one of K guesses for a token is accepted."""
+        """Probability that one of K guesses for a token is accepted."""
         return float(self._weights @ self.estimate.mean[:3])
 
     @property
@@ -70,12 +70,12 @@ class Measured(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Of the acceptance, for any rule that draws in the same way."""
+        """The largest acceptance of any rule with the same draw."""
         return float(self.estimate.mean[1])
 
     @property
     def tokens(self) -> float:
-        """Expected per target call, with paths of the full length."""
+        """Expected tokens per target call, with paths of the full length."""
         return 1 + float(self.estimate.mean[4:].sum())
 
     @property
@@ -84,22 +84,22 @@ class Measured(NamedTuple):
 
     @property
     def tokens_limit(self) -> float | None:
-        """Of the tokens of one path for any rule. For several paths no formula is known."""
+        """The most expected tokens of any rule on one path; None for several paths, where no formula is known."""
         return 1 + float(self.estimate.mean[3]) if self.case.siblings == 1 else None
 
     @property
     def _weights(self) -> Any:
-        """Of acceptance, limit and luck: what the rule shares of the luck of the draw is taken out, by regression.
+        """Weights of acceptance, limit and luck that remove the luck of the draw from the acceptance, by regression.
 
-        Luck is known to be zero on average, so that share is noise.
+        Luck is zero on average, so what the acceptance shares with it is noise.
         """
         scatter = self.estimate.scatter
         share = (scatter[0, 2] - scatter[1, 2]) / scatter[2, 2] if scatter[2, 2] > 0 else 0.0
         return np.array([1.0, 0.0, -share])
 
 
-class Temperature(NamedTuple):
-    """Everything at one temperature."""
+class TemperatureResult(NamedTuple):
+    """The results at one temperature."""
 
     temperature: float
     positions: int
@@ -107,33 +107,33 @@ class Temperature(NamedTuple):
     draft: dict[int, Estimate]  # K -> limit of the acceptance for each of FACTORS on the drafter's temperature
 
 
-class Report(NamedTuple):
-    """Everything."""
+class LimitReport(NamedTuple):
+    """The results of `measure`."""
 
     target: str
     draft: str
-    settings: Settings
+    settings: LimitSettings
     times: clock.Times
-    results: list[Temperature]
+    results: list[TemperatureResult]
 
 
 def measure(
     target: Model,
     draft: Model,
     prompts: Sequence[Prompt],
-    settings: Settings | None = None,
+    settings: LimitSettings | None = None,
     progress: Callable[[], object] = lambda: None,
-) -> Report:
+) -> LimitReport:
     """Run both models over texts that the target writes for the prompts; `progress` is called after each position."""
-    settings = (settings or Settings()).check()
+    settings = (settings or LimitSettings()).check()
     check_vocabularies(target, draft)
     texts = [encode(target, prompt, settings.chat) for prompt in prompts]
-    found = cases(settings.siblings)
-    forest = Forest.of(found)
+    rule_cases = cases(settings.siblings)
+    forest = Forest.of(rule_cases)
     times: clock.Times | None = None
     results = []
     for temperature in settings.temperatures:
-        notes = Notes(found, forest, settings)
+        means = RunningMeans(rule_cases, forest, settings)
         sampling = Sampling(temperature=temperature, end_tokens=target.end_tokens)
         for number, ids in enumerate(texts):
             sizes = (settings.length, settings.tokens)
@@ -141,51 +141,51 @@ def measure(
                 target, draft, ids, sampling, settings.draft_top_k, forest, *sizes, SampleKey(settings.seed, number)
             )
             while not walk.finished:
-                seen = walk.look()
-                notes.add(Look(forest, seen, *walk.spare_noise()))
-                if times is None or (not times.guessed and seen.tree.size > 1):  # alike for all temperatures and texts
-                    times = clock.measure(walk, found)
+                guesses = walk.look()
+                means.add(Position(forest, guesses, *walk.spare_noise()))
+                if times is None or (not times.guessed and guesses.tree.size > 1):  # one set of times for all texts
+                    times = clock.measure(walk, rule_cases)
                 walk.go_on()
                 progress()
-        results.append((temperature, notes))
+        results.append((temperature, means))
     if times is None:
-        raise DraftproofError("the prompts fill the context: nothing is left to measure, use shorter ones")
-    return Report(target.name, draft.name, settings, times, [notes.result(t, times) for t, notes in results])
+        raise DraftproofError("the prompts fill the context, so there is nothing to measure: use shorter ones")
+    return LimitReport(target.name, draft.name, settings, times, [means.result(t, times) for t, means in results])
 
 
-class Notes:
-    """Running means at one temperature."""
+class RunningMeans:
+    """Running means of all rules at one temperature."""
 
-    def __init__(self, found: Sequence[Case], forest: Forest, settings: Settings) -> None:
+    def __init__(self, rule_cases: Sequence[RuleCase], forest: Forest, settings: LimitSettings) -> None:
         self.forest, self.length = forest, settings.length
         empty = Estimate.of(np.zeros((0, settings.length + 4)))
-        self.rules = dict.fromkeys(found, empty)
+        self.rules = dict.fromkeys(rule_cases, empty)
         self.draft = {K: Estimate.of(np.zeros((0, len(FACTORS)))) for K in settings.siblings}
         self.positions = 0
 
-    def add(self, look: Look) -> None:
-        """What each rule would do at a position.
+    def add(self, position: Position) -> None:
+        """Add what each rule would do at a position.
 
         Entries: acceptance of a first guess, its limit, luck of the draw, the limit of the accepted length of one path,
         and P(accepted >= 1, 2, ... length).
         """
         self.positions += 1
         for case, estimate in self.rules.items():
-            limit, whole = look.limit(case), look.whole(case)
+            limit, whole = position.limit(case), position.whole(case)
             length = float(block.weights(whole)[0, 1:].sum()) if case.siblings == 1 else 0.0
-            paced = reached(VERIFIERS[case.rule], whole, look.select, self.length)
+            paced = reached(VERIFIERS[case.rule], whole, position.select, self.length)
             self.rules[case] = estimate.add(
-                np.array([look.acceptance(case.rule, case), limit, look.luck(case), length, *paced])
+                np.array([position.acceptance(case.rule, case), limit, position.luck(case), length, *paced])
             )
         for K, estimate in self.draft.items():
-            p, q = look.rows
+            p, q = position.rows
             self.draft[K] = estimate.add(by_temperature(p, q, K, FACTORS) if q.any() else np.zeros(len(FACTORS)))
 
-    def result(self, temperature: float, times: clock.Times) -> Temperature:
+    def result(self, temperature: float, times: clock.Times) -> TemperatureResult:
         rules = []
         for case, estimate in self.rules.items():
             inner = slice(4, 4 + self.length)
             paced = Estimate(estimate.seen, estimate.mean[inner], estimate.scatter[inner, inner])
             plans = path_plans(paced, times.steps[case], case.siblings)[1:]
             rules.append(Measured(case, estimate, max(plans, key=lambda plan: plan.rate)))
-        return Temperature(temperature, self.positions, rules, self.draft)
+        return TemperatureResult(temperature, self.positions, rules, self.draft)

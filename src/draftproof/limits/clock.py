@@ -1,4 +1,4 @@
-"""What a step takes on this machine: the drafter's call, the target's by its number of tokens, each rule's decision."""
+"""Time a step on this machine: the drafter's call, the target's call by number of tokens, each rule's decision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from draftproof.draft import Tree
 from draftproof.draws import DRAWS
 from draftproof.engine.eager import by_draw, decide, propose
-from draftproof.limits.forest import Case
+from draftproof.limits.forest import RuleCase
 from draftproof.limits.walk import LARGEST, Walk
 from draftproof.theory.plan import Costs, Seconds
 from draftproof.verify import VERIFIERS
@@ -22,22 +22,22 @@ REPEATS = 5
 
 
 class Times(NamedTuple):
-    """What was measured at one position."""
+    """Times that were measured at one position."""
 
     models: Costs
-    steps: dict[Case, Costs]  # the same with each rule's decision
+    steps: dict[RuleCase, Costs]  # the same with each rule's decision
     guessed: bool  # whether the drafter had a guess there; without one, rules have nothing to decide
 
 
-def measure(walk: Walk, found: Sequence[Case]) -> Times:
-    """Times at the walk's position. No call is committed, so the position stays as it was."""
+def measure(walk: Walk, rule_cases: Sequence[RuleCase]) -> Times:
+    """Measure times at the walk's position. No call is committed, so the position stays the same."""
     chain = Tree.chain(walk.length)
     guess = by_draw([walk.row], chain, DRAWS["iid"])
     draft = _time(lambda: propose([walk.row], walk.drafters, chain, guess, walk.vocabulary)).times(1 / walk.length)
     target = {size: _time(partial(_call, walk, size)) for size in SIZES}
-    plain = target[1].plus(_decision(walk, Case("match", "iid", 1), length=0))
+    plain = target[1].plus(_decision(walk, RuleCase("match", "iid", 1), length=0))
     steps = {}
-    for case in found:
+    for case in rule_cases:
         decision = _decision(walk, case)
         steps[case] = Costs(draft, {**{size: call.plus(decision) for size, call in target.items()}, 1: plain})
     assert walk.draft is not None
@@ -49,7 +49,7 @@ def _call(walk: Walk, size: int) -> float:
     return float(walk.target_laws(Tree.chain(size - 1), tokens)[0, 0, 0])  # reading a number waits for the device
 
 
-def _decision(walk: Walk, case: Case, length: int | None = None) -> Seconds:
+def _decision(walk: Walk, case: RuleCase, length: int | None = None) -> Seconds:
     """A rule's time on the guesses at the walk's position, on the whole vocabulary."""
     assert walk.draft is not None
     part = walk.forest.part(walk.draft, walk.forest.paths(case), length)
@@ -57,7 +57,7 @@ def _decision(walk: Walk, case: Case, length: int | None = None) -> Seconds:
 
 
 def _time(work: Callable[[], object], repeats: int = REPEATS) -> Seconds:
-    work()  # once unmeasured: caches fill, memory is found
+    work()  # warm-up: caches fill and memory is allocated
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

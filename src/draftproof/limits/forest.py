@@ -1,4 +1,4 @@
-"""One draft for all rules: paths for every way of drawing and every K side by side, read in a single target call."""
+"""One draft for all rules: the paths of every draw and every K, scored in a single target call."""
 
 from __future__ import annotations
 
@@ -17,60 +17,61 @@ from draftproof.rule import Verifier
 from draftproof.theory import bounds
 from draftproof.verify import VERIFIERS, block
 
-# the rule that no other beats for a way of drawing; for distinct siblings none is known that reaches the limit
+# the best rule for each draw; for distinct siblings no rule is known that reaches the limit
 BEST = {"iid": "optimal", "top": "top_plus_one", "plan": "nodeplan", "fixed": "match"}
-NESTED = ("iid", "distinct", "fixed")  # the first of K siblings drawn so are as good as fewer siblings drawn so
+NESTED = ("iid", "distinct", "fixed")  # draws whose first k of K siblings have the law of k siblings
 
 
-class Case(NamedTuple):
-    """A rule, the way of drawing it is used with, and K paths."""
+class RuleCase(NamedTuple):
+    """A rule, the draw it is used with, and the number K of paths."""
 
     rule: str
     draw: str
     siblings: int
 
 
-def cases(siblings: Sequence[int]) -> list[Case]:
-    """Every rule for every K. For K = 1 only those that differ there: a rule for trees is then one of those for chains.
+def cases(siblings: Sequence[int]) -> list[RuleCase]:
+    """Every rule for every K; for K = 1 only those that differ there.
 
-    Not so the rules that take fixed guesses, which do not look at q.
+    With one path a rule for trees is the same as one for chains, except for the rules that take fixed guesses: they do
+    not depend on q.
     """
-    found = []
+    listed = []
     for K in siblings:
         tree = Tree.paths(K, 2)
         for rule in VERIFIERS.values():
             if rule.accepts(tree) and (K > 1 or rule.trees == "chain" or "fixed" in rule.draws):
-                found.append(Case(rule.name, choose_draw(rule, tree, None).name, K))
-    return found
+                listed.append(RuleCase(rule.name, choose_draw(rule, tree, None).name, K))
+    return listed
 
 
 class Forest(NamedTuple):
-    """Which of `width` paths belong to which (draw, K)."""
+    """The assignment of `width` paths to draws and numbers of siblings."""
 
     width: int
     groups: dict[tuple[str, int], range]
 
     @staticmethod
-    def of(found: Sequence[Case]) -> Forest:
-        """Room for all cases; fewer siblings share the paths of more where the draw allows it."""
-        wanted: dict[tuple[str, int], int] = {}
-        for case in found:
-            draw = "iid" if case.siblings == 1 else case.draw  # one guess is drawn alike in all ways, or is certain
+    def of(rule_cases: Sequence[RuleCase]) -> Forest:
+        """A forest with paths for all cases; small K share the paths of large K where the draw allows it."""
+        sizes: dict[tuple[str, int], int] = {}
+        for case in rule_cases:
+            draw = "iid" if case.siblings == 1 else case.draw  # all draws are the same for one guess, or it is fixed
             key = (draw, 0 if draw in NESTED else case.siblings)
-            wanted[key] = max(wanted.get(key, 0), case.siblings)
+            sizes[key] = max(sizes.get(key, 0), case.siblings)
         groups, width = {}, 0
-        for key, size in wanted.items():
+        for key, size in sizes.items():
             groups[key] = range(width, width + size)
             width += size
         return Forest(width, groups)
 
-    def paths(self, case: Case) -> range:
+    def paths(self, case: RuleCase) -> range:
         """The paths of a case."""
         draw = "iid" if case.siblings == 1 else case.draw
         return self.groups[draw, 0 if draw in NESTED else case.siblings][: case.siblings]
 
     def guesser(self, u: np.ndarray) -> Guesser:
-        """First tokens by each group's own way of drawing, the others one by one; u [B, N] has a number a node."""
+        """Draw first tokens by each group's own draw, the others one by one; u [B, N] has a number per node."""
 
         def guess(q: Array, children: list[int], depth: int) -> Array:
             if depth:
@@ -83,21 +84,21 @@ class Forest(NamedTuple):
         return Guesser(guess, by_name=False)
 
     def part(self, draft: Draft, paths: range, length: int | None = None) -> Draft:
-        """The draft of some paths of the forest, the first `length` levels of them."""
+        """The draft of some paths of the forest, cut to their first `length` levels."""
         deepest = draft.tree.depth[-1]
         levels = deepest if length is None else min(length, deepest)
         nodes = [0, *(1 + level * self.width + j for level in range(levels) for j in paths)]
         tree = Tree.paths(len(paths), levels)
         q = draft.q[:, nodes]
-        if levels < deepest:  # what was the beginning of a path is now its end
+        if levels < deepest:  # the last level has no children any more
             q = array_namespace(q).concat([q[:, : tree.levels[-1].start], q[:, tree.levels[-1].start :] * 0], axis=1)
         return Draft(tree, draft.tokens[:, nodes], q, draft.p[:, nodes])
 
 
 def compact(draft: Draft) -> Draft:
-    """The same draft for `stop` in NumPy float64, with all tokens that the drafter cannot draw put together as one.
+    """The same draft in NumPy float64, with all tokens that the drafter cannot draw merged into one.
 
-    No rule tells them apart: it never accepts one, and whether it stops depends on their mass alone.
+    `stop` is the same for both: a rule never accepts such a token, and whether it stops depends on their mass alone.
     """
     tokens, q, p = (np.asarray(to_device(array, "cpu")) for array in (draft.tokens, draft.q, draft.p))
     support = np.nonzero((q > 0).any(axis=(0, 1)))[0]
@@ -112,23 +113,23 @@ def compact(draft: Draft) -> Draft:
 
 
 def reached(rule: Verifier, draft: Draft, u: Any, length: int) -> Any:
-    """[length] probability that the rule accepts at least 1, 2, ... guesses, mean over the drafts [B].
+    """Probability [length] that the rule accepts at least 1, 2, ... guesses, averaged over the drafts [B].
 
-    u [B or more, ...] serves rules that select a path. Where block verification finishes, its weights are taken: they
-    are the same on average, with the noise of later guesses left out.
+    u [B or more, ...] is for rules that select a path. For block verification its weights are used: they have the same
+    mean, without the noise of later guesses.
     """
     if rule.select is not None:
         draft = rule.select(draft, u[: len(draft.tokens), : rule.uniforms(draft.tree)]).chain
     if rule.stop is block.stop:
-        found = block.weights(draft)[:, 1:].mean(axis=0)
+        chances = block.weights(draft)[:, 1:].mean(axis=0)
     else:
         stop, depth = rule.stop(draft).mean(axis=0), np.array(draft.tree.depth)
-        found = np.array([stop[depth >= i].sum() for i in range(1, draft.tree.depth[-1] + 1)])
-    return np.concatenate([found, np.zeros(length)])[:length]
+        chances = np.array([stop[depth >= i].sum() for i in range(1, draft.tree.depth[-1] + 1)])
+    return np.concatenate([chances, np.zeros(length)])[:length]
 
 
-class Look:
-    """What is seen at one position; everything that several rules need is computed once.
+class Position:
+    """The laws and guesses at one position; what several rules need is computed once.
 
     first [R, K] and select [R, ...] are uniforms. First guesses are drawn anew R times, because that needs no model.
     """
@@ -137,15 +138,15 @@ class Look:
         self.forest, self.draft, self.first, self.select = forest, draft, first, select
         root = compact(forest.part(draft, range(1), 0)._replace(q=draft.q[:, :1]))
         self.rows = root.p[:, 0], root.q[:, 0]  # [1, V] both laws after the text so far
-        self._made: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
-    def whole(self, case: Case) -> Draft:
+    def whole(self, case: RuleCase) -> Draft:
         """The paths of a case."""
         draft: Draft = self._once(("whole", case.draw, case.siblings), lambda: self._paths(case))
         return draft
 
-    def limit(self, case: Case) -> float:
-        """What no rule accepts more than."""
+    def limit(self, case: RuleCase) -> float:
+        """The largest acceptance of any rule with the draw of the case."""
         p, q = self.rows
         if not q.any():
             return 0.0
@@ -154,7 +155,7 @@ class Look:
         )
         return limit
 
-    def acceptance(self, rule: str, case: Case) -> float:
+    def acceptance(self, rule: str, case: RuleCase) -> float:
         """How often a rule accepts one of the first guesses of a case."""
         stars = self._once(("stars", case.draw, case.siblings), lambda: self._stars(case))
         accepted: float = self._once(
@@ -162,20 +163,21 @@ class Look:
         )
         return accepted
 
-    def luck(self, case: Case) -> float:
-        """What a rule whose mean is known accepts of these guesses beyond that mean.
+    def luck(self, case: RuleCase) -> float:
+        """How much more a rule accepts of these guesses than its known mean.
 
-        Such are the best rules, because their mean is the limit; where none is known, the token rule on one guess.
+        The best rules have a known mean, the limit; where none is known, the token rule on one guess is used.
         """
-        known = BEST.get(case.draw)
-        first = Case("token", "iid", 1)
-        return self.acceptance(known or "token", case if known else first) - self.limit(case if known else first)
+        best_rule = BEST.get(case.draw)
+        first = RuleCase("token", "iid", 1)
+        measured = case if best_rule else first
+        return self.acceptance(best_rule or "token", measured) - self.limit(measured)
 
-    def _paths(self, case: Case) -> Draft:
+    def _paths(self, case: RuleCase) -> Draft:
         return compact(self.forest.part(self.draft, self.forest.paths(case)))
 
-    def _stars(self, case: Case) -> Draft:
-        """[R] drafts of K guesses for one token."""
+    def _stars(self, case: RuleCase) -> Draft:
+        """A batch of R drafts of K guesses for one token."""
         p, q = (np.repeat(row, len(self.first), axis=0) for row in self.rows)
         guesses = DRAWS[case.draw].sample(q, self.first[:, : case.siblings])
         tokens = np.concatenate([guesses[:, :1] * 0, guesses], axis=1)
@@ -183,6 +185,6 @@ class Look:
         return Draft(Tree.star(case.siblings), tokens, q, np.stack([p] * (case.siblings + 1), axis=1))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]

@@ -1,4 +1,4 @@
-"""What was measured, for people: a table, a sentence of advice, a figure; and for programs: JSON."""
+"""Present the results: a table, a sentence of advice and a figure for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError
-from draftproof.limits import FACTORS, Measured, Report, Temperature
+from draftproof.limits import FACTORS, LimitReport, Measured, TemperatureResult
 from draftproof.paths import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def ranked(result: Temperature) -> list[Measured]:
-    """By number of guesses, then by tokens per call, the best last."""
+def ranked(result: TemperatureResult) -> list[Measured]:
+    """The rules sorted by number of guesses, then by tokens per call, the best last."""
     return sorted(result.rules, key=lambda rule: (rule.case.siblings, rule.tokens))
 
 
-def best(result: Temperature) -> Measured:
-    """The fastest that accepts something: what accepts nothing may seem fast where the clock is not sure."""
+def best(result: TemperatureResult) -> Measured:
+    """The fastest rule that accepts something; one that accepts nothing may look fast through timing noise."""
     return max(result.rules, key=lambda rule: (rule.plan.tokens > 1, rule.plan.speedup))
 
 
@@ -30,8 +30,8 @@ def shape(rule: Measured) -> str:
     return f"chain:{length}" if rule.case.siblings == 1 else f"paths:{rule.case.siblings}x{length}"
 
 
-def advice(report: Report, result: Temperature) -> str:
-    """Which configuration to use, in one sentence; a gain within its own error is none."""
+def advice(report: LimitReport, result: TemperatureResult) -> str:
+    """Recommend a configuration in one sentence; a gain within its own error counts as none."""
     rule = best(result)
     gain = f"{rule.plan.speedup:.2f} ± {rule.plan.error:.2f} times the speed of plain sampling"
     start = f"At temperature {result.temperature:g} on this machine use"
@@ -43,8 +43,8 @@ def advice(report: Report, result: Temperature) -> str:
     return f"{start} {settings}: {rule.plan.tokens:.2f} tokens a call, predicted {gain}."
 
 
-def hotter(result: Temperature) -> str:
-    """The drafter's temperature that theory likes best."""
+def hotter(result: TemperatureResult) -> str:
+    """The drafter's temperature with the largest acceptance in theory."""
     parts = []
     for siblings, estimate in result.draft.items():
         place = int(estimate.mean.argmax())
@@ -53,21 +53,21 @@ def hotter(result: Temperature) -> str:
     return "Best draft temperature, " + "; ".join(parts) + "."
 
 
-def table(result: Temperature) -> Table:
-    """A row for each rule and K. Acceptance is that of one token; tokens are those of whole paths."""
+def table(result: TemperatureResult) -> Table:
+    """A table with a row for each rule and K; acceptance is for one token, tokens a call for whole paths."""
     from rich.table import Table
 
     heads = ("K", "rule", "draws", "acceptance", "limit", "of limit", "tokens a call", "best tree", "speed-up")
-    made = Table(box=None, pad_edge=False)
+    grid = Table(box=None, pad_edge=False)
     for head in heads:
-        made.add_column(head, justify="left" if head in ("rule", "draws", "best tree") else "right")
+        grid.add_column(head, justify="left" if head in ("rule", "draws", "best tree") else "right")
     before = None
     for rule in ranked(result):
         if before not in (None, rule.case.siblings):
-            made.add_row()
+            grid.add_row()
         before = rule.case.siblings
         most = f" of {rule.tokens_limit:.2f}" if rule.tokens_limit is not None else ""
-        made.add_row(
+        grid.add_row(
             str(rule.case.siblings),
             rule.case.rule,
             rule.case.draw,
@@ -78,18 +78,18 @@ def table(result: Temperature) -> Table:
             shape(rule),
             f"{rule.plan.speedup:.2f} ± {rule.plan.error:.2f}",
         )
-    return made
+    return grid
 
 
-def clock(report: Report) -> str:
-    """The times that the speed-ups rest on."""
+def clock(report: LimitReport) -> str:
+    """The times from which the speed-ups are predicted."""
     models = report.times.models
     calls = ", ".join(f"{size}: {call.mean * 1e3:.1f}" for size, call in models.target.items())
     return f"Times in ms: draft call {models.draft.mean * 1e3:.1f}; target call by tokens {calls}."
 
 
-def as_dict(report: Report) -> dict[str, Any]:
-    """Everything, for JSON."""
+def as_dict(report: LimitReport) -> dict[str, Any]:
+    """The results as a dictionary for JSON."""
     models = report.times.models
     return {
         "target": report.target,
@@ -140,7 +140,7 @@ def _share(rule: Measured) -> float:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no word for "not a number", which an error is after a single position."""
+    """None for NaN, which JSON lacks: an error is NaN after a single position."""
     return value if math.isfinite(value) else None
 
 
@@ -148,9 +148,9 @@ def _number(value: float) -> float | None:
 
 
 def check_plot(path: Path) -> None:
-    """Complain before the work is done, not after."""
+    """Raise before the work begins if the plot cannot be written."""
     if path.suffix not in (".svg", ".png"):
-        raise DraftproofError(f"a plot is written as .svg or .png, not as {path.name!r}")
+        raise DraftproofError(f"a plot is a .svg or .png file, not {path.name!r}: rename it")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -158,8 +158,8 @@ def check_plot(path: Path) -> None:
     check_writable(path, "the plot")
 
 
-def plot(report: Report, path: Path) -> None:
-    """Acceptance against K, a panel for each temperature, with the limits above."""
+def plot(report: LimitReport, path: Path) -> None:
+    """Plot acceptance over K with the limits, one panel per temperature."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -173,8 +173,8 @@ def plot(report: Report, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _panel(panel: Any, result: Temperature) -> None:
-    """Lines of rules over K; of the rules that take a single guess, points."""
+def _panel(panel: Any, result: TemperatureResult) -> None:
+    """Draw one line per rule over K, or a point for rules that take a single guess."""
     lines: dict[str, list[Measured]] = {}
     for rule in ranked(result):
         lines.setdefault(rule.case.rule, []).append(rule)

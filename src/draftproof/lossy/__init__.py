@@ -1,8 +1,8 @@
-"""Rules that give up exactness for speed, kept apart from `verify` and each with an account of what it costs.
+"""Rules that give up exactness for speed, kept apart from `verify`; each reports what it costs.
 
 A rule decides from the rows p and q of a context how likely each guess is kept, and the law of the token when it is
-not. That fixes the law of the token really emitted, so the cost at every token is a number, not an estimate: its total
-variation from p. Added up over a text, it bounds (in the mean) the total variation of the whole text's law.
+not. That fixes the law of the emitted token, so the cost at every token is known, not estimated: the total variation
+from p. Added up over a text, it bounds (in the mean) the total variation of the whole text's law.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TokenRule = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class LossyFamily(NamedTuple):
-    """A lossy rule before its numbers are chosen."""
+    """A lossy rule before its parameters are chosen."""
 
     name: str
     summary: str
@@ -49,7 +49,7 @@ def get(text: str) -> Lossy:
     family = LOSSY.find(name)
     values = [_number(number, text) for number in numbers.split(",") if number]
     if len(values) > len(family.settings):
-        raise DraftproofError(f"{text!r} has {len(values)} numbers, {name} takes only {', '.join(family.settings)}")
+        raise DraftproofError(f"{text!r} has {len(values)} numbers, but {name} takes only {', '.join(family.settings)}")
     return family.make(*values, *list(family.settings.values())[len(values) :])
 
 

@@ -35,7 +35,7 @@ def clip(p: Array, q: Array, ceiling: Any) -> Array:
 def clipped(ceiling: float) -> Lossy:
     """The rule for one ceiling; 1 is exact."""
     if not 1 <= ceiling < float("inf"):
-        raise DraftproofError(f"the ceiling of clipped must be a number from 1 (exact) on, not {ceiling}")
+        raise DraftproofError(f"the ceiling of clipped must be a number of at least 1 (1 = exact), not {ceiling}")
 
     def rule(p: Array, q: Array) -> tuple[Array, Array]:
         return toward(clip(p, q, ceiling), q)

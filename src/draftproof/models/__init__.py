@@ -1,4 +1,4 @@
-"""Models by name: the default one, a folder, a file or a Hub id; and drafters for them."""
+"""Models and drafters, loaded by name."""
 
 from draftproof.models.registry import (
     DRAFTERS,

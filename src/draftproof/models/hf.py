@@ -1,4 +1,4 @@
-"""Any causal language model of transformers as a Session: one call for a whole draft tree, undone by forgetting.
+"""Any causal language model of transformers as a Session: one call computes a whole draft tree.
 
 A call takes the committed tokens that are not in the KV cache yet (the prompt at first) and the nodes of a tree. Every
 node attends to the text and to its own ancestors, at the position of its depth, so its logits are those of running its
@@ -48,7 +48,7 @@ class HFModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """From the shape of the network: packed weights cannot be counted."""
+        """Size and speed facts, computed from the config because packed weights cannot be counted."""
         config, device = self.network.config.get_text_config(), str(self.network.device.type)
         width, heads = config.hidden_size, config.num_attention_heads
         shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
@@ -81,7 +81,7 @@ class HFSession:
         self.rejoin(row, tokens, kept=0)
 
     def rejoin(self, row: int, tokens: Sequence[int], kept: int) -> None:
-        """Join again between two steps, with a text whose first `kept` tokens the row holds already."""
+        """Join again between two steps, with a text whose first `kept` tokens the row already has."""
         self.length[row] = min(int(self.length[row]), kept, len(tokens) - 1)
         self.pending[row] = list(tokens[self.length[row] : -1])
         if not self.length[row]:  # another text
@@ -146,7 +146,7 @@ class HFSession:
     def _layout(self, tree: Tree, tokens: np.ndarray, nodes: range) -> tuple[Any, Any, Any, dict[str, np.ndarray]]:
         """Ids, positions, slots [B, T] and one boolean mask [B, T, S] per kind of attention, for the next call.
 
-        Columns are padding, then pending tokens, then nodes, so the nodes of all rows stand in the last columns.
+        Columns are padding, then pending tokens, then nodes, so the nodes of all rows are in the last columns.
         """
         rows = len(tokens)
         pending = self.pending[:rows] if nodes.start == 0 else [[]] * rows

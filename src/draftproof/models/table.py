@@ -1,4 +1,4 @@
-"""A model that is a function from context to law: for tests, examples and theory, with nothing to download."""
+"""A model given by a function from context to law, for tests, examples and theory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftproof.law import Array
 
 
 class TableModel:
-    """`rows(context)` gives the law [V] of the next token after a tuple of tokens.
+    """A model whose `rows(context)` is the law [V] of the next token after a tuple of tokens.
 
     >>> coin = TableModel(lambda context: [0.5, 0.5])
     >>> coin.vocabulary

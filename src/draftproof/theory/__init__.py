@@ -1,1 +1,1 @@
-"""What an algorithm's law is, and how good any algorithm could be."""
+"""The exact output law of an algorithm, and limits that no algorithm can exceed."""

@@ -1,4 +1,4 @@
-"""How often each rule accepts one of K guesses, in closed form where there is one: a benchmark row without noise.
+"""How often each rule accepts one of K guesses, in closed form where there is one, as a benchmark without noise.
 
 Rows are [V] NumPy, of floats or Fractions. Guesses hit by luck count, as in the verifiers.
 """
@@ -43,10 +43,10 @@ def recursive(p: Row, q: Row, siblings: int) -> Any:
 
 def k_seq(p: Row, q: Row, siblings: int) -> Any:
     """Passed by a test, or hit by the token that is left over, among guesses that were refused."""
-    kept = np.minimum(p / kseq.rho(p[None], q[None], np.array([siblings]))[0], q)
-    beta = kept.sum(keepdims=True)
+    keep = np.minimum(p / kseq.rho(p[None], q[None], np.array([siblings]))[0], q)
+    beta = keep.sum(keepdims=True)
     passed = 1 - (1 - beta) ** siblings
-    left, refused = normalise(positive(p - kept * divide(passed, beta))), divide(q - kept, 1 - beta)
+    left, refused = normalise(positive(p - keep * divide(passed, beta))), divide(q - keep, 1 - beta)
     return (passed + (1 - passed) * (left * (1 - (1 - refused) ** siblings)).sum())[0]
 
 
@@ -56,12 +56,12 @@ def optimal(p: Row, q: Row, siblings: int) -> Any:
 
 
 def top_plus_one(p: Row, q: Row, siblings: int) -> Any:
-    """The limit of its way of drawing."""
+    """Equal to the limit of its way of drawing."""
     return after_top(p[None], q[None], siblings, all_but_one(q[None], siblings))[0]
 
 
 def nodeplan(p: Row, q: Row, siblings: int) -> Any:
-    """The limit of its way of drawing."""
+    """Equal to the limit of its way of drawing."""
     return after_top(p[None], q[None], siblings, tops(q[None], siblings))[0]
 
 
@@ -81,7 +81,7 @@ ACCEPTANCE: dict[str, Formula] = {
 
 
 def _picked(choose: Callable[[Any, list[Any], Any], tuple[Any, Any]]) -> Formula:
-    """The overlap of p with the law of the pick, which does not depend on the guesses: any will do to ask for it."""
+    """The overlap of p with the law of the pick; that law does not depend on the guesses, so any will do."""
 
     def formula(p: Row, q: Row, siblings: int) -> Any:
         a, _ = choose(p[None], [q[None]] * siblings, np.full((1, siblings), np.argmax(q)))
@@ -90,7 +90,7 @@ def _picked(choose: Callable[[Any, list[Any], Any], tuple[Any, Any]]) -> Formula
     return formula
 
 
-# A pick and the token rule, without the hits that (p - a)+ may make among the other guesses: from below.
+# A pick and the token rule, without the hits that (p - a)+ may make among the other guesses: a lower bound.
 WITHOUT_HITS: dict[str, Formula] = {
     "importance": _picked(importance.choose),
     "optimal_binned": _picked(lambda p, laws, tokens: optimal_binned.choose(p, laws[0], tokens)),

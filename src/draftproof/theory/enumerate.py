@@ -36,7 +36,7 @@ def drafts(target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Con
         for tokens, chance in outcomes:
             path = tuple(tokens[n] for n in tree.path(node))
             if path not in known:
-                laws = [_draft_row(one, tree, tokens, node, context) for one in _several(drafter)]
+                laws = [_draft_row(model, tree, tokens, node, context) for model in _several(drafter)]
                 known[path] = _guesses(draw, laws, len(children))
             for guess, share in known[path]:
                 drawn = dict(zip(children, guess, strict=True))
@@ -59,9 +59,9 @@ def reduced(verifier: Verifier, draft: Draft, chance: Any) -> tuple[Draft, Any]:
         return draft, chance
     chains, weights = [], []
     for b in range(len(chance)):
-        one = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
-        for u, weight in verifier.cells(one):
-            chains.append(verifier.select(one, u[None]).chain)
+        single = Draft(draft.tree, draft.tokens[b : b + 1], draft.q[b : b + 1], draft.p[b : b + 1])
+        for u, weight in verifier.cells(single):
+            chains.append(verifier.select(single, u[None]).chain)
             weights.append(chance[b] * weight)
     tokens, q, p = (np.concatenate(arrays) for arrays in zip(*(chain[1:4] for chain in chains), strict=True))
     return Draft(chains[0].tree, tokens, q, p), np.array(weights)
@@ -88,16 +88,18 @@ def step_law(verifier: Verifier, target: Model, drafter: Drafter, tree: Tree, dr
 def output_law(
     verifier: Verifier, target: Model, drafter: Drafter, tree: Tree, draw: Draw, length: int, context: Context = ()
 ) -> Law:
-    """Joint law of the first `length` tokens when speculative steps follow one another."""
-    law: Law = defaultdict(int)
-    for emitted, chance in step_law(verifier, target, drafter, tree, draw, context).items():
-        if len(emitted) >= length:
-            law[emitted[:length]] += chance
-            continue
-        rest = output_law(verifier, target, drafter, tree, draw, length - len(emitted), (*context, *emitted))
-        for later, share in rest.items():
-            law[emitted + later] += chance * share
-    return dict(law)
+    """Joint law of the first `length` tokens when speculative steps follow one another.
+
+    Texts are continued from the shortest to the longest: however many steps led to a text, it is continued once.
+    """
+    texts: list[Law] = [defaultdict(int) for _ in range(length + 1)]  # by length: text -> probability to stop there
+    texts[0][()] = 1
+    for shorter in texts[:-1]:
+        for text, chance in shorter.items():
+            for emitted, share in step_law(verifier, target, drafter, tree, draw, (*context, *text)).items():
+                longer = (text + emitted)[:length]
+                texts[len(longer)][longer] += chance * share
+    return dict(texts[-1])
 
 
 def target_law(target: Model, length: int, context: Context = ()) -> Law:

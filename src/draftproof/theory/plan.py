@@ -1,4 +1,4 @@
-"""Planning: how long a chain, how wide a tree, which speed-up (Leviathan et al. 2211.17192; Sequoia, 2402.12374).
+"""Choose chain lengths and trees, and predict the speed-up (Leviathan et al. 2211.17192; Sequoia, 2402.12374).
 
 Expected tokens and the seconds they take are enough to choose by. Both are estimates, so a plan carries the standard
 error of its speed-up. Nothing here can make a text inexact: a plan decides what is guessed, not what is kept.
@@ -64,7 +64,7 @@ def best_length_closed(alpha: float, cost: float) -> int:
 
 
 class Estimate(NamedTuple):
-    """The mean of vectors that are seen one at a time and not kept (Welford 1962), and how sure it is."""
+    """The running mean of vectors (Welford 1962) and its standard error; the vectors are not stored."""
 
     seen: int
     mean: Any  # [D]
@@ -140,7 +140,7 @@ class Costs(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A shape of draft and what it promises."""
+    """A tree and the speed it promises."""
 
     tree: Tree
     tokens: float  # expected per target call

@@ -17,7 +17,7 @@ from draftproof.draws import Draw
 from draftproof.errors import DraftproofError
 from draftproof.theory.enumerate import Context, Drafter, Model, drafts
 
-Guesses = dict[frozenset[int], float]  # set of guesses -> probability
+GuessSets = dict[frozenset[int], float]  # set of guesses -> probability
 
 
 class Transport(NamedTuple):
@@ -27,24 +27,24 @@ class Transport(NamedTuple):
     sent: dict[frozenset[int], dict[int, float]]  # mass that each set sends to each of its tokens
 
 
-class Picks(NamedTuple):
+class PickWeights(NamedTuple):
     """The same optimum in two steps: pick one guess, then the token rule with the pick's law in place of q."""
 
     weights: dict[frozenset[int], dict[int, float]]  # probability to pick each token of a set
     a: Any  # [V] law of the pick
 
 
-def guesses(q: Any, draw: Draw, siblings: int) -> Guesses:
+def guesses(q: Any, draw: Draw, siblings: int) -> GuessSets:
     """Law of the set of guesses that K siblings drawn from the row q [V] make."""
     tokens = np.array(list(itertools.product(range(-1, len(q)), repeat=siblings)))
-    law: Guesses = defaultdict(float)
+    law: GuessSets = defaultdict(float)
     for guess, chance in zip(tokens.tolist(), draw.probability(np.stack([q] * len(tokens)), tokens), strict=True):
         if chance > 0:
             law[frozenset(guess) - {-1}] += float(chance)
     return dict(law)
 
 
-def transport(p: Any, law: Guesses) -> Transport:
+def transport(p: Any, law: GuessSets) -> Transport:
     """The best acceptance for a target row p [V]: a token gets at most p, a set sends at most its probability."""
     routes = [(s, x) for s in law for x in sorted(s)]
     sets = {s: n for n, s in enumerate(law)}
@@ -63,7 +63,7 @@ def transport(p: Any, law: Guesses) -> Transport:
     return Transport(float(solution.sum()), sent)
 
 
-def decompose(p: Any, law: Guesses, plan: Transport) -> Picks:
+def decompose(p: Any, law: GuessSets, plan: Transport) -> PickWeights:
     """Weights that reach the plan's value: a set picks as it sends, and gives what it keeps back to its first token.
 
     The law `a` of the pick is then at least what the plan sends to each token, and so is p; hence sum min(p, a), the
@@ -81,7 +81,7 @@ def decompose(p: Any, law: Guesses, plan: Transport) -> Picks:
         weights[s] = weight
         for x, w in weight.items():
             a[x] += chance * w
-    return Picks(weights, a)
+    return PickWeights(weights, a)
 
 
 def tree_limit(target: Model, drafter: Drafter, tree: Tree, draw: Draw, context: Context = ()) -> float:

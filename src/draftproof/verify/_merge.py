@@ -1,4 +1,4 @@
-"""Equal paths of a draft are one context: guesses made after any of them are all guesses after the same text."""
+"""Merge equal paths of a draft into one context: a guess after one of them is a guess after all of them."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def apart(draft: Draft) -> Contexts:
     return Contexts(ids, home, ids)
 
 
-def guesses(draft: Draft, found: Contexts, node: Array) -> Guesses:
+def guesses(draft: Draft, merged: Contexts, node: Array) -> Guesses:
     """The guesses after the context at each node [B], none where it repeats an earlier path; K is the most of any."""
     xp = array_namespace(draft.tokens)
-    here = (found.home == node[:, None])[:, 1:] & (draft.tokens >= 0)[:, 1:]
+    here = (merged.home == node[:, None])[:, 1:] & (draft.tokens >= 0)[:, 1:]
     if not xp.any(here):
         return Guesses(draft.tokens[:, :0], draft.tokens[:, :0], node)
     here = xp.astype(here, xp.int64)
@@ -68,4 +68,4 @@ def guesses(draft: Draft, found: Contexts, node: Array) -> Guesses:
     drawn = xp.take_along_axis(here, order, axis=1) > 0
     nodes = xp.where(drawn, order + 1, order * 0)
     tokens = xp.take_along_axis(draft.tokens, nodes, axis=1)
-    return Guesses(nodes, xp.where(drawn, tokens, tokens * 0 - 1), row(found.rows, node))
+    return Guesses(nodes, xp.where(drawn, tokens, tokens * 0 - 1), row(merged.rows, node))

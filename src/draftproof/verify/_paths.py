@@ -1,4 +1,4 @@
-"""Several paths made one (Khisti et al., arXiv 2410.18234): a selector picks a path, block verification finishes."""
+"""Reduce several paths to one (Khisti et al., arXiv 2410.18234): a selector picks, block verification finishes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FINENESS = 64  # groups for a factor e in p/q: at most about 1 / (8 * 64) = 0.00
 class Pick(NamedTuple):
     """A plan over groups of tokens; for a small support every token is its own group."""
 
-    plan: hull.Plan
+    plan: hull.HullPlan
     group: Any  # [V] group of each token
     law: Any  # [V] law of the picked token
 

@@ -1,7 +1,7 @@
-"""Guesses that are certain, such as a phrase found again: the one-hot rule on a chain, without writing out q.
+"""The one-hot rule on a chain of deterministic guesses, such as a repeated phrase, without writing out q.
 
 All of q lies on the guess, so every exact rule comes to the same: keep it with probability p, else take it out of p.
-Plain sampling is the chain of no guesses. Samples that share such guesses stay independent, for no noise made them.
+Plain sampling is the chain of no guesses. Samples that share such guesses stay independent: they contain no noise.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ def stop(draft: Draft) -> Array:
     if draft.tree.size == 1:
         return p[:, :, 0] * 0 + 1
     xp = array_namespace(p)
-    kept = at(p[:, :-1], tokens[:, 1:])
-    kept = xp.where(tokens[:, 1:] >= 0, kept, kept * 0)
+    keep = at(p[:, :-1], tokens[:, 1:])
+    keep = xp.where(tokens[:, 1:] >= 0, keep, keep * 0)
     reach, laws = p[:, 0, 0] * 0 + 1, []
-    for i in range(kept.shape[1]):
-        laws.append(reach * (1 - kept[:, i]))
-        reach = reach * kept[:, i]
+    for i in range(keep.shape[1]):
+        laws.append(reach * (1 - keep[:, i]))
+        reach = reach * keep[:, i]
     return xp.stack([*laws, reach], axis=1)
 
 
 def next(draft: Draft, node: Array) -> Array:
-    """[B, V]: p without the guess that was not kept; not scaled, which sampling does not need.
+    """[B, V]: p without the refused guess; not normalised, because sampling does not need it.
 
     Some mass is left: were all of p on the guess, it would have been kept.
     """

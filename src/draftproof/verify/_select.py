@@ -31,14 +31,14 @@ class Picks(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """A way of picking made a verifier."""
+    """The two functions of a verifier built from a way of picking."""
 
     stop: Callable[[Draft], Array]
     next: Callable[[Draft, Array], Array]
 
 
 def selected(choose: Chooser, merge: Callable[[Draft], Contexts] = contexts) -> Selected:
-    """The pick at every context of a tree, then block verification. `merge` says which nodes are one context."""
+    """Pick a guess at every context of a tree, then block-verify the path. `merge` says which nodes are one context."""
 
     def stop(draft: Draft) -> Array:
         """[B, N]: passed by the picked path, refused below, taken with h as in block verification."""
@@ -58,9 +58,10 @@ def selected(choose: Chooser, merge: Callable[[Draft], Contexts] = contexts) -> 
 
     def next(draft: Draft, node: Array) -> Array:
         """[B, V]: proportional to (w p - a)+."""
-        found = picks(draft, merge(draft), choose)
-        law = [found.laws[n][b] for b, n in enumerate(node.tolist())]
-        return residual(row(found.weight, node)[:, None] * row(draft.p, node), array_namespace(node).stack(law, axis=0))
+        picked = picks(draft, merge(draft), choose)
+        law = [picked.laws[n][b] for b, n in enumerate(node.tolist())]
+        weighted = row(picked.weight, node)[:, None] * row(draft.p, node)
+        return residual(weighted, array_namespace(node).stack(law, axis=0))
 
     return Selected(stop, next)
 

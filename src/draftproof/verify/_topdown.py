@@ -1,7 +1,7 @@
-"""From one node's children to any tree: apply a one-step rule at the root, then at the child it accepts, and so on.
+"""Extend a one-step rule to any tree: apply it at the root, then at the child it accepts, and so on.
 
-A rule says how the guesses after one node are judged. It may rest on how they were drawn, because what was drawn below
-them has not been looked at yet when it is applied.
+A rule says how the guesses after one node are judged. It may depend on how they were drawn, because what was drawn
+below them has not been looked at yet when it is applied.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from draftproof.verify._merge import Contexts, Guesses, contexts, guesses
 
 # (p [B, V], the law [B, V] of each of K siblings, their tokens [B, K]) -> (accept [B, K], left [B, V]): the law of the
 # accepted sibling, and that of the token if none is. A token -1 was not drawn; if a row drew none, left is p.
-Rule = Callable[[Array, list[Array], Array], tuple[Array, Array]]
+NodeRule = Callable[[Array, list[Array], Array], tuple[Array, Array]]
 
 
 class TopDown(NamedTuple):
-    """A one-step rule made a verifier."""
+    """The two functions of a verifier built from a one-step rule."""
 
     stop: Callable[[Draft], Array]
     next: Callable[[Draft, Array], Array]
 
 
-def top_down(rule: Rule, several_laws: bool = False, merge: Callable[[Draft], Contexts] = contexts) -> TopDown:
+def top_down(rule: NodeRule, several_laws: bool = False, merge: Callable[[Draft], Contexts] = contexts) -> TopDown:
     """The rule at every context of a tree, from the root down.
 
     `several_laws` says that the rule allows siblings from different laws; without it such a draft is refused. `merge`
@@ -36,27 +36,27 @@ def top_down(rule: Rule, several_laws: bool = False, merge: Callable[[Draft], Co
     know which of them were drawn together.
     """
 
-    def judged(draft: Draft, met: Guesses) -> tuple[Array, Array]:
-        laws = [row(draft.q, met.rows)] * met.tokens.shape[1]
+    def judged(draft: Draft, after: Guesses) -> tuple[Array, Array]:
+        laws = [row(draft.q, after.rows)] * after.tokens.shape[1]
         if draft.own is not None:
-            laws = [row(draft.own, met.nodes[:, k]) for k in range(met.tokens.shape[1])]
-        return rule(row(draft.p, met.rows), laws, met.tokens)
+            laws = [row(draft.own, after.nodes[:, k]) for k in range(after.tokens.shape[1])]
+        return rule(row(draft.p, after.rows), laws, after.tokens)
 
     def stop(draft: Draft) -> Array:
         """[B, N]: a guess is reached when its context is and the rule accepts it; what no guess takes stops there."""
         _check(draft, several_laws)
         xp = array_namespace(draft.tokens)
-        found = merge(draft)
-        law = one_hot(found.first[:, 0], like=draft.p[:, :, 0])
+        merged = merge(draft)
+        law = one_hot(merged.first[:, 0], like=draft.p[:, :, 0])
         for node in range(draft.tree.size):
             here = draft.tokens[:, 0] * 0 + node
-            met = guesses(draft, found, here)
-            if not met.tokens.shape[1]:
+            after = guesses(draft, merged, here)
+            if not after.tokens.shape[1]:
                 continue
-            accept = with_hits(met.tokens, *judged(draft, met))
+            accept = with_hits(after.tokens, *judged(draft, after))
             share = one_hot(here, like=law) * positive(1 - xp.sum(accept, axis=1))[:, None]
             for k in range(accept.shape[1]):
-                share = share + one_hot(row(found.first, met.nodes[:, k]), like=law) * accept[:, k : k + 1]
+                share = share + one_hot(row(merged.first, after.nodes[:, k]), like=law) * accept[:, k : k + 1]
             law = law * (1 - one_hot(here, like=law)) + law[:, node : node + 1] * share
         return law
 
@@ -64,14 +64,14 @@ def top_down(rule: Rule, several_laws: bool = False, merge: Callable[[Draft], Co
         """[B, V]: the rule's law for the case that no guess is emitted; p after a node without guesses."""
         _check(draft, several_laws)
         xp = array_namespace(draft.tokens)
-        found = merge(draft)
-        met = guesses(draft, found, row(found.first, node))
-        p = row(draft.p, met.rows)
-        if not met.tokens.shape[1]:
+        merged = merge(draft)
+        after = guesses(draft, merged, row(merged.first, node))
+        p = row(draft.p, after.rows)
+        if not after.tokens.shape[1]:
             return p
-        _, left = judged(draft, met)
-        for k in range(met.tokens.shape[1]):
-            left = left * (1 - one_hot(met.tokens[:, k], like=left))
+        _, left = judged(draft, after)
+        for k in range(after.tokens.shape[1]):
+            left = left * (1 - one_hot(after.tokens[:, k], like=left))
         return normalise(xp.where(xp.sum(left, axis=-1, keepdims=True) > 0, left, p))
 
     return TopDown(stop, next)
@@ -115,4 +115,4 @@ def siblings(tokens: Array) -> Array:
 
 def _check(draft: Draft, several_laws: bool) -> None:
     if draft.own is not None and not several_laws:
-        raise DraftproofError("siblings come from several laws, this rule needs one: use recursive or importance")
+        raise DraftproofError("siblings come from several laws, but this rule needs one: use recursive or importance")

@@ -70,20 +70,20 @@ def cells(draft: Draft) -> list[tuple[Array, Any]]:
     """
     paths, plan = _paths_of(draft, 0), _planner(draft, 0)
     half = (draft.p[0, 0, 0] * 0 + 1) / 2  # a Fraction where the laws are
-    found: list[tuple[list[Any], Any, list[int]]] = [([], half * 2, list(range(len(paths))))]
+    branches: list[tuple[list[Any], Any, list[int]]] = [([], half * 2, list(range(len(paths))))]
     for depth in range(draft.tree.depth[-1]):
         grown = []
-        for numbers, weight, alive in found:
-            kept: dict[Path, tuple[list[Any], Any]] = {}
+        for numbers, weight, alive in branches:
+            outcomes: dict[Path, tuple[list[Any], Any]] = {}
             for level, share in _level(paths, alive, depth, plan, half):
                 left = alive
                 if len(alive) > 1:
                     left = survivors(_intervals(paths, alive, depth, plan, level[0]), level[1:])
-                _, before = kept.get(tuple(left), (level, 0))
-                kept[tuple(left)] = level, before + share  # what follows depends on the survivors alone
-            grown += [([*numbers, *level], weight * share, list(left)) for left, (level, share) in kept.items()]
-        found = grown
-    return [(np.array(numbers), weight) for numbers, weight, _ in found]
+                _, before = outcomes.get(tuple(left), (level, 0))
+                outcomes[tuple(left)] = level, before + share  # what follows depends on the survivors alone
+            grown += [([*numbers, *level], weight * share, list(left)) for left, (level, share) in outcomes.items()]
+        branches = grown
+    return [(np.array(numbers), weight) for numbers, weight, _ in branches]
 
 
 def _level(paths: list[Path], alive: list[int], depth: int, plan: Planner, half: Any) -> list[tuple[list[Any], Any]]:
@@ -95,12 +95,12 @@ def _level(paths: list[Path], alive: list[int], depth: int, plan: Planner, half:
     for context in {paths[j][:depth] for j in alive if paths[j][depth] >= 0}:
         p = plan(context, len(alive)).plan
         cuts |= {hull.threshold(p, place, place + 1) for place in range(1, len(p.order))}
-    found = []
+    numbers = []
     for low, high in itertools.pairwise(sorted(cuts)):
         intervals = _intervals(paths, alive, depth, plan, (low + high) * half)
         for v, share in _points(intervals, width, half):
-            found.append(([(low + high) * half, *v], share * (high - low)))
-    return found
+            numbers.append(([(low + high) * half, *v], share * (high - low)))
+    return numbers
 
 
 def _points(intervals: Intervals, width: int, half: Any) -> list[tuple[list[Any], Any]]:
@@ -108,7 +108,7 @@ def _points(intervals: Intervals, width: int, half: Any) -> list[tuple[list[Any]
     ends = sorted({end for interval in intervals.values() for end in interval})
     stretches = list(itertools.pairwise(ends))
     inside = [[s for s in stretches if low <= s[0] and s[1] <= high] for low, high in intervals.values()]
-    found = []
+    points = []
     for choice in itertools.product(*inside):
         top = [n for n, stretch in enumerate(choice) if stretch == max(choice)]
         for winner in top:
@@ -117,8 +117,8 @@ def _points(intervals: Intervals, width: int, half: Any) -> list[tuple[list[Any]
                 point = start + (end - start) * (half if n == winner else half * half)
                 v[j] = (point - low) / (high - low)
                 share = share * (end - start) / (high - low)
-            found.append((v, share))
-    return found
+            points.append((v, share))
+    return points
 
 
 def _paths_of(draft: Draft, b: int) -> list[Path]:
@@ -143,11 +143,11 @@ def _planner(draft: Draft, b: int) -> Planner:
 
 def _intervals(paths: list[Path], alive: list[int], depth: int, plan: Planner, u: Any) -> Intervals:
     """The interval of each living path; a path that has ended has one class, everything."""
-    found = {}
+    intervals = {}
     for j in alive:
         token = paths[j][depth]
-        found[j] = interval(plan(paths[j][:depth], len(alive)), token, u) if token >= 0 else (0, 1)
-    return found
+        intervals[j] = interval(plan(paths[j][:depth], len(alive)), token, u) if token >= 0 else (0, 1)
+    return intervals
 
 
 def _uniforms(tree: Tree) -> int:

@@ -1,6 +1,6 @@
 """Importance-weighted pick (Khisti et al., arXiv 2410.18234): weigh two guesses, keep one, then the token rule.
 
-P(keep the first | x1, x2) is a weight for each pair of tokens; a linear program sets the weights such that the law `a`
+P(keep the first | x1, x2) is a weight for each pair of tokens; a linear program sets the weights so that the law `a`
 of the kept token overlaps most with p. Solved for all pairs it reaches the limit for two guesses. Here it is solved for
 the pairs of a few tokens, and other pairs keep the better-ranked one. More than two guesses play a tournament. Guesses
 may come from different laws. `a` is computed from the weights really used, so the solver's error costs speed alone.
@@ -91,18 +91,18 @@ def keeps(duel: Duel, x: int, y: int) -> Any:
 
 def duels(p: Any, laws: list[Any], solved: int, digits: int = 15) -> list[Duel]:
     """A tournament: the winner so far against the next guess, whose law is the next of `laws` [V]."""
-    found: list[Duel] = []
+    fights: list[Duel] = []
     for k in range(1, len(laws)):
-        found.append(duel(p, found[-1].a if found else laws[0], laws[k], solved, digits))
-    return found
+        fights.append(duel(p, fights[-1].a if fights else laws[0], laws[k], solved, digits))
+    return fights
 
 
 def chances(fights: list[Duel], tokens: list[int]) -> list[Any]:
     """The probability that each guess wins the tournament."""
     chosen: list[Any] = [1]
     for k, fight in enumerate(fights, start=1):
-        kept = [chance * keeps(fight, token, tokens[k]) for chance, token in zip(chosen, tokens, strict=False)]
-        chosen = [*kept, sum(chosen) - sum(kept)]
+        winners = [chance * keeps(fight, token, tokens[k]) for chance, token in zip(chosen, tokens, strict=False)]
+        chosen = [*winners, sum(chosen) - sum(winners)]
     return chosen
 
 

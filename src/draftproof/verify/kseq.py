@@ -1,4 +1,4 @@
-"""k-SEQ (SpecTr, Sun et al., arXiv 2310.15141): every guess by the same test, made stricter so that K of them are fair.
+"""k-SEQ (SpecTr, Sun et al., arXiv 2310.15141): every guess by one test, strict enough for K of them together.
 
 A guess is kept with min(1, p / (rho q)). With beta = sum min(p / rho, q) that accepts 1 - (1 - beta)^K in all, which
 must not be more than rho beta, or some token is emitted too often. Every rho from the smallest such one up is exact, so

@@ -1,4 +1,4 @@
-"""First draft only (the baseline of SpecInfer, arXiv 2305.09781): the token rule on one guess, the others by luck.
+"""First draft only (the baseline of SpecInfer, arXiv 2305.09781): the token rule on one guess; others count by luck.
 
 The corrected token may happen to be another guess; then that one is accepted after all.
 """

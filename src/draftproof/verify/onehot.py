@@ -1,4 +1,4 @@
-"""One-hot rule (Leviathan et al. 2211.17192 with a point-mass draft): any token, however it was found.
+"""One-hot rule (Leviathan et al. 2211.17192 with a point-mass draft): for tokens guessed in any way.
 
 A guess x is kept with probability p(x), else p loses x and the next sibling is tried against what is left. It is the
 token rule with all of q on the guess, so it holds for n-grams, argmax drafts and guesses of unknown law.

@@ -33,8 +33,8 @@ def choose(p: Array, q: Array, tokens: Array) -> tuple[Array, Array]:
     xp = array_namespace(p)
     bins = _bins(p, q)
     p_bins, q_bins = _masses(bins, p), _masses(bins, q)  # [B, BINS]
-    seen = xp.take_along_axis(bins, xp.where(tokens < 0, tokens * 0, tokens), axis=1)
-    a_bins, chosen = optimal.choose(p_bins, q_bins, xp.where(tokens < 0, tokens, seen))
+    token_bins = xp.take_along_axis(bins, xp.where(tokens < 0, tokens * 0, tokens), axis=1)
+    a_bins, chosen = optimal.choose(p_bins, q_bins, xp.where(tokens < 0, tokens, token_bins))
     share = beside(divide(a_bins, q_bins), like=q)
     return q * xp.take_along_axis(share, bins, axis=1), beside(chosen, like=p)
 

@@ -52,14 +52,14 @@ def visit(draft: Draft) -> Visit:
 
 def stop(draft: Draft) -> Array:
     """[B, N]: from the leaves up, each node with its chance; a node that repeats an earlier path has none."""
-    seen = visit(draft)
-    return upward(divide(seen.left, seen.left + (1 - seen.weight), otherwise=1), contexts(draft).home)
+    visited = visit(draft)
+    return upward(divide(visited.left, visited.left + (1 - visited.weight), otherwise=1), contexts(draft).home)
 
 
 def next(draft: Draft, node: Array) -> Array:
     """[B, V]: what the node's children have left of w p."""
-    seen = visit(draft)
-    w, c, rows = row(seen.weight, node), row(seen.taken, node), row(contexts(draft).rows, node)
+    visited = visit(draft)
+    w, c, rows = row(visited.weight, node), row(visited.taken, node), row(contexts(draft).rows, node)
     return residual(w[:, None] * row(draft.p, rows), c[:, None] * row(draft.q, rows))
 
 

@@ -1,4 +1,4 @@
-"""The look at a drafter's large tokens, at its edges."""
+"""Bounds of block verification by a drafter's large tokens, at their edges."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import triton
 import triton.language as tl
 
 from draftproof import kernels
-from draftproof.kernels import Controls, Names, Rule, Summary
-from draftproof.kernels.chain import launch
-from draftproof.kernels.chain.bounds import narrow
-from draftproof.kernels.lib.rows import Law
+from draftproof.kernels import ChainRule, Controls, NoiseKeys, Summary
+from draftproof.kernels.chain.bounds import Crest, narrow
+from draftproof.kernels.lib.laws import RowLaw, SummaryPtrs
 from draftproof.sampling import Sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,18 +23,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.i
 
 
 @triton.jit
-def look(law, weights, uniform, mass, out, NP: tl.constexpr):
+def look(laws, weights, uniform, mass, out, NP: tl.constexpr):
     """Nodes 0 to 4 are open; p of each of two large tokens is `mass`, q is nothing."""
     n = tl.arange(0, NP)
     zeros = n.to(tl.float32) * 0
     rate, greedy = tl.zeros((), tl.float32), tl.zeros((), tl.int32) > 0
-    ours, theirs = (zeros, zeros + mass, zeros, n * 0, rate, greedy), (zeros, zeros, zeros, n * 0, rate, greedy)
+    p_law = RowLaw(zeros, zeros + mass, zeros, n * 0, rate, greedy)
+    q_law = RowLaw(zeros, zeros, zeros, n * 0, rate, greedy)
     ids = n[:, None] * 0 + tl.arange(0, 2)[None, :]
-    scores = ids.to(tl.float32)
+    crest = Crest(ids, ids.to(tl.float32), ids.to(tl.float32))
     low = tl.zeros((), tl.int32)
-    stop, low, high = narrow(
-        n, tl.load(uniform), law, law, ids, scores, scores, ours, theirs, tl.load(weights + n), low, low + 4
-    )
+    stop, low, high = narrow(n, tl.load(uniform), laws, laws, crest, p_law, q_law, tl.load(weights + n), low, low + 4)
     tl.store(out, stop)
     tl.store(out + 1, low)
     tl.store(out + 2, high)
@@ -43,13 +41,13 @@ def look(law, weights, uniform, mass, out, NP: tl.constexpr):
 
 def test_a_uniform_at_the_edge_leaves_a_node_that_is_there() -> None:
     """Just below the edge rounding may leave no node possible; the highest stands in."""
-    law = Law(None, None, None, None, None, None, 0)
+    laws = SummaryPtrs.of(None, Controls.of([Sampling()], 1, 8))
     lows = []
     for step in range(1, 200):
         weights = torch.full((8,), step / 200, dtype=torch.float64, device=DEVICE)
         edge = torch.tensor([math.nextafter(1 - step / 200, 0)], dtype=torch.float64, device=DEVICE)
         out = torch.full((3,), -7, dtype=torch.int32, device=DEVICE)
-        look[(1,)](law, weights, edge, 0.2, out, NP=8)
+        look[(1,)](laws, weights, edge, 0.2, out, NP=8)
         stop, low, high = out.tolist()
         assert -1 <= stop <= high == 4
         assert 0 <= low <= high
@@ -68,13 +66,13 @@ def test_no_scores_are_looked_up_beside_the_row_after_the_last_draft() -> None:
     draft, tokens = target[:, :-1] * 0.7, torch.ones(batch, nodes - 1, dtype=torch.int64, device=DEVICE)
     law = kernels.summarise(draft, controls, tokens, crest=False)
     kept = law._replace(crest=crest, height=draft[:, :, :64].contiguous())
-    space = launch.Workspace.of(batch, nodes, size, torch.device(DEVICE))
-    space.stats.height.fill_(-7.0)
-    rule = torch.full((batch,), Rule.BLOCK, dtype=torch.int32, device=DEVICE)
+    space = kernels.workspace(batch, nodes, size, DEVICE)
+    space.stats.height_ptr.fill_(-7.0)
+    rule = torch.full((batch,), ChainRule.BLOCK, dtype=torch.int32, device=DEVICE)
     b = torch.arange(batch, device=DEVICE)
     kernels.verify(
-        target, draft, tokens, controls, rule, Names(b, b, b), drafted=kept, backend="triton", workspace=space
+        target, draft, tokens, controls, rule, NoiseKeys(b, b, b), drafted=kept, backend="triton", workspace=space
     )
-    seen = space.stats.height.view(batch, nodes, 64)
+    seen = space.stats.height_ptr.view(batch, nodes, 64)
     assert torch.equal(seen[:, :-1], target[:, :-1, :64])
     assert (seen[:, -1] == -7).all()

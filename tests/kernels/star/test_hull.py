@@ -61,13 +61,13 @@ def drawn(q: np.ndarray, seed: int, room: int = 6) -> np.ndarray:
 
 def planned(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """The pick's law in each bin, and the chances, by the kernel."""
-    binned = importlib.import_module("draftproof.kernels.star.launch")
+    launch = importlib.import_module("draftproof.kernels.star.launch")
     batch, count = tokens.shape
-    room = binned.Room.of(batch, count, 8, torch.device(DEVICE))
-    room.masses.copy_(torch.from_numpy((np.stack([p, q], axis=1) * UNIT).astype(np.int64)))
-    room.place.copy_(torch.from_numpy(tokens))
-    binned.plan[(batch,)](room, count, KP=binned.triton.next_power_of_2(count + 1), num_warps=8)
-    return room.share.cpu() * torch.from_numpy(q / q.sum(1, keepdims=True)), room.chosen.cpu()
+    scratch = launch.PickScratch.of(batch, count, 8, torch.device(DEVICE))
+    scratch.masses_ptr.copy_(torch.from_numpy((np.stack([p, q], axis=1) * UNIT).astype(np.int64)))
+    scratch.bin_ptr.copy_(torch.from_numpy(tokens))
+    launch.plan_pick[(batch,)](scratch, count, BLOCK_K=launch.triton.next_power_of_2(count + 1), num_warps=8)
+    return scratch.share_ptr.cpu() * torch.from_numpy(q / q.sum(1, keepdims=True)), scratch.chosen_ptr.cpu()
 
 
 def right(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

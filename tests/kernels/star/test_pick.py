@@ -10,7 +10,7 @@ import torch
 
 from draftproof import kernels
 from draftproof.errors import DraftproofError
-from draftproof.kernels import Controls, Fault, Names, Picked, reference
+from draftproof.kernels import Controls, Fault, NoiseKeys, Picked, reference
 from draftproof.kernels.types import Siblings
 from draftproof.law import sample
 from draftproof.noise import Lane, uniforms
@@ -25,7 +25,7 @@ EPSILON = 1e-4  # a ratio at the edge of a bin may fall on either side, which mo
 
 def scene(
     batch: int, size: int, guesses: int, control: Sampling, seed: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Controls, Names]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Controls, NoiseKeys]:
     """Rows of a tree of three nodes, one of them at hand, and i.i.d. guesses after it."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randn(batch, 3, size, generator=generator) * 2
@@ -36,10 +36,14 @@ def scene(
     tokens = torch.multinomial(q, guesses, replacement=True, generator=generator)
     b = torch.arange(batch)
     moved = [part.to(DEVICE) for part in (target.bfloat16(), node, draft.bfloat16(), 2 - node, tokens)]
-    return *moved, Controls.of([control] * batch, 3, size, DEVICE), Names(*(part.to(DEVICE) for part in (b, b, b * 0)))
+    return (
+        *moved,
+        Controls.of([control] * batch, 3, size, DEVICE),
+        NoiseKeys(*(part.to(DEVICE) for part in (b, b, b * 0))),
+    )
 
 
-def assert_lawful(out: Picked, data: tuple, names: Names) -> None:
+def assert_lawful(out: Picked, data: tuple, noise: NoiseKeys) -> None:
     """Every outcome is the law's, or its uniform lies at the edge of the outcome's interval."""
     target, node, draft, row, tokens, controls, _ = data
     star, _ = reference.spread(Siblings(target.double(), node, draft.double(), row, tokens, controls, controls))
@@ -48,7 +52,7 @@ def assert_lawful(out: Picked, data: tuple, names: Names) -> None:
         (verifier.stop(star), Lane.STOP, out.child, out.child >= 0),
         (verifier.next(star, node * 0), Lane.NEXT, out.token, out.child == 0),
     ):
-        u = uniforms(*names, lane, 1)[:, 0]
+        u = uniforms(*noise, lane, 1)[:, 0]
         above = law.cumsum(1).gather(1, found[:, None])[:, 0]
         below = above - law.gather(1, found[:, None])[:, 0]
         assert ((u > below - EPSILON) & (u < above + EPSILON) | ~matters).all()
@@ -61,9 +65,9 @@ def test_outcomes_are_the_laws() -> None:
     data = scene(12, 1271, 4, Sampling(temperature=0.8), seed=1)
     accepted = set()
     for step in range(2):
-        names = data[-1]._replace(step=data[-1].step + step)
-        out = kernels.pick(*data[:-1], names, backend="triton")
-        assert_lawful(out, data, names)
+        noise = data[-1]._replace(step=data[-1].step + step)
+        out = kernels.pick(*data[:-1], noise, backend="triton")
+        assert_lawful(out, data, noise)
         accepted |= set(out.child.tolist())
     assert 0 in accepted
     assert len(accepted) > 2  # several guesses are accepted here and there
@@ -95,27 +99,27 @@ def test_the_other_backend_says_the_same() -> None:
 
 
 def test_known_summaries_are_used() -> None:
-    target, node, draft, row, tokens, controls, names = scene(4, 300, 2, Sampling(), seed=4)
+    target, node, draft, row, tokens, controls, noise = scene(4, 300, 2, Sampling(), seed=4)
     laws, drafted = kernels.summarise(target, controls), kernels.summarise(draft, controls)
-    made = kernels.pick(target, node, draft, row, tokens, controls, names, backend="triton")
+    made = kernels.pick(target, node, draft, row, tokens, controls, noise, backend="triton")
     given = kernels.pick(
-        target, node, draft, row, tokens, controls, names, laws=laws, drafted=drafted, backend="triton"
+        target, node, draft, row, tokens, controls, noise, laws=laws, drafted=drafted, backend="triton"
     )
     assert torch.equal(made.token, given.token)
     drafted.scale.mul_(0)  # no draft law: nothing was drawn, so every token is the target's
     other = kernels.pick(
-        target, node, draft, row, tokens, controls, names, laws=laws, drafted=drafted, backend="triton"
+        target, node, draft, row, tokens, controls, noise, laws=laws, drafted=drafted, backend="triton"
     )
     p = reference.law(target.double(), controls, tokens[:, :0])[torch.arange(4), node.cpu()]
-    assert torch.equal(other.token, sample(p, uniforms(*names, Lane.NEXT, 1)[:, 0]))
+    assert torch.equal(other.token, sample(p, uniforms(*noise, Lane.NEXT, 1)[:, 0]))
     assert not other.child.any()
     assert made.child.any()
 
 
 def test_bad_input_is_flagged_and_bounded() -> None:
     """By both backends alike; what counts as not drawn might as well not be there, and others are as they were."""
-    target, node, draft, row, tokens, controls, names = scene(9, 40, 3, Sampling(), seed=5)
-    sound = [target.clone(), node, draft.clone(), row, tokens.clone(), controls, names]
+    target, node, draft, row, tokens, controls, noise = scene(9, 40, 3, Sampling(), seed=5)
+    sound = [target.clone(), node, draft.clone(), row, tokens.clone(), controls, noise]
     target[0, node[0], 3] = math.nan
     target[1, node[1], 3] = math.inf
     target[2, node[2]] = -math.inf
@@ -125,7 +129,7 @@ def test_bad_input_is_flagged_and_bounded() -> None:
     draft[6, row[6], tokens[6, 0]], sound[2][6, row[6], tokens[6, 0]] = -math.inf, -math.inf
     draft[7, row[7], 7], tokens[7, 0], sound[4][7] = math.nan, 40, -1
     target[8, (node[8] + 1) % 3], draft[8, (row[8] + 1) % 3] = math.nan, math.nan  # other rows than those at hand
-    data = [target, node, draft, row, tokens, controls, names]
+    data = [target, node, draft, row, tokens, controls, noise]
     fused, plain = (kernels.pick(*data, backend=backend) for backend in ("triton", "torch"))
     lost, out, broken, zero = Fault.TARGET, Fault.TOKEN, Fault.DRAFT, Fault.IMPOSSIBLE
     assert fused.fault.tolist() == [lost, lost, lost, out, broken, broken, zero, out | broken, 0]
@@ -138,12 +142,12 @@ def test_bad_input_is_flagged_and_bounded() -> None:
 
 
 def test_neither_a_mask_nor_greed_hides_a_broken_row() -> None:
-    target, node, draft, row, tokens, free, names = scene(3, 40, 2, Sampling(), seed=5)
+    target, node, draft, row, tokens, free, noise = scene(3, 40, 2, Sampling(), seed=5)
     samplings = [Sampling(banned=[3]), Sampling(allowed=[7]), Sampling(temperature=0)]
     target[0, node[0], 3], target[1, node[1], 7], target[2, node[2], 7] = math.nan, -math.inf, math.inf
     for backend in ("triton", "torch"):
         out = kernels.pick(
-            target, node, draft, row, tokens, Controls.of(samplings, 3, 40, DEVICE), names,
+            target, node, draft, row, tokens, Controls.of(samplings, 3, 40, DEVICE), noise,
             draft_controls=free, backend=backend,
         )  # fmt: skip
         assert out.fault.tolist() == [Fault.TARGET] * 3
@@ -156,9 +160,9 @@ def test_what_is_left_may_hit_a_guess() -> None:
     target, draft = (law.log().expand(8, 1, -1).to(DEVICE) for law in (p, q))
     b = torch.arange(8, device=DEVICE)
     tokens = torch.tensor([[0, 1, 1]], device=DEVICE).expand(8, -1)
-    controls, names = Controls.of([Sampling()] * 8, 1, 4, DEVICE), Names(b, b, b * 0)
+    controls, noise = Controls.of([Sampling()] * 8, 1, 4, DEVICE), NoiseKeys(b, b, b * 0)
     fused, plain = (
-        kernels.pick(target, b * 0, draft, b * 0, tokens, controls, names, backend=backend)
+        kernels.pick(target, b * 0, draft, b * 0, tokens, controls, noise, backend=backend)
         for backend in ("triton", "torch")
     )
     assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
@@ -168,18 +172,18 @@ def test_what_is_left_may_hit_a_guess() -> None:
 
 def test_bins_are_in_order_of_their_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     """Down to bins of very little mass, which must keep their ratio when it is counted in whole numbers."""
-    binned, rooms = importlib.import_module("draftproof.kernels.star.launch"), []
-    make = binned.Room.of
-    monkeypatch.setattr(binned.Room, "of", lambda *shape: rooms.append(make(*shape)) or rooms[-1])
+    launch, scratches = importlib.import_module("draftproof.kernels.star.launch"), []
+    make = launch.PickScratch.of
+    monkeypatch.setattr(launch.PickScratch, "of", lambda *shape: scratches.append(make(*shape)) or scratches[-1])
     generator = torch.Generator().manual_seed(9)
     target = torch.rand(1, 1, 2000, generator=generator) * 28
     draft = (target + torch.randn(target.shape, generator=generator)).to(DEVICE)
     zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     controls = Controls.of([Sampling()], 1, 2000, DEVICE)
     kernels.pick(
-        target.to(DEVICE), zero, draft, zero, zero[:, None], controls, Names(zero, zero, zero), backend="triton"
+        target.to(DEVICE), zero, draft, zero, zero[:, None], controls, NoiseKeys(zero, zero, zero), backend="triton"
     )
-    p, q = rooms[0].masses[0].cpu().double()
+    p, q = scratches[0].masses_ptr[0].cpu().double()
     ratio = (p[q > 0] / q[q > 0]).log()
     assert len(ratio) > 300
     assert (ratio.diff() > -1e-4).all()
@@ -187,17 +191,17 @@ def test_bins_are_in_order_of_their_ratio(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_left_falls_back_to_the_target() -> None:
     """q above p everywhere that p is: only rounding leaves nothing, so it is forced by a summary."""
-    target, node, _, _, _, controls, names = scene(8, 40, 1, Sampling(), seed=8)
+    target, node, _, _, _, controls, noise = scene(8, 40, 1, Sampling(), seed=8)
     target, node = target[:1].expand(8, -1, -1), node * 0
     laws, drafted = (kernels.summarise(target, controls, crest=False) for _ in range(2))
     drafted.scale.mul_(4)
     p = reference.law(target.double(), controls, node[:, None][:, :0])[:, 0]
     guess = p.argmax(1, keepdim=True)
     out = kernels.pick(
-        target, node, target, node, guess, controls, names, laws=laws, drafted=drafted, backend="triton"
+        target, node, target, node, guess, controls, noise, laws=laws, drafted=drafted, backend="triton"
     )  # fmt: skip
     none = out.child == 0
-    token = sample(p, uniforms(*names, Lane.NEXT, 1)[:, 0])
+    token = sample(p, uniforms(*noise, Lane.NEXT, 1)[:, 0])
     assert torch.equal(out.token[none], token[none])
     assert (token[none] == guess[none, 0]).any()
 
@@ -227,7 +231,7 @@ def test_nothing_waits_for_the_host() -> None:
 
 
 def test_penalties_are_refused() -> None:
-    target, node, draft, row, tokens, _, names = scene(1, 20, 2, Sampling(), seed=5)
+    target, node, draft, row, tokens, _, noise = scene(1, 20, 2, Sampling(), seed=5)
     controls = Controls.of([Sampling(presence_penalty=1.0)], 3, 20, DEVICE, [Context((), ())])
     with pytest.raises(DraftproofError, match="penalties depend on the path"):
-        kernels.pick(target, node, draft, row, tokens, controls, names, backend="triton")
+        kernels.pick(target, node, draft, row, tokens, controls, noise, backend="triton")

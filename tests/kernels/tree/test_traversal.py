@@ -12,7 +12,7 @@ from draftproof import kernels
 from draftproof.bench import trees as bench
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
-from draftproof.kernels import Controls, Fault, Names, Rule, Summary, Walked, agreement, reference
+from draftproof.kernels import ChainRule, Controls, Fault, NoiseKeys, Summary, Walked, agreement, reference
 from draftproof.sampling import Context, Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -51,12 +51,12 @@ def rows(batch: int, tree: Tree, size: int, seed: int = 0, spread: float = 2.0, 
     return target.bfloat16().to(DEVICE), draft.bfloat16().to(DEVICE)
 
 
-def named(batch: int, step: int = 1) -> Names:
+def named(batch: int, step: int = 1) -> NoiseKeys:
     b = torch.arange(batch, device=DEVICE)
-    return Names((b + 5) * 0x123456789, b * 7 + 1, b * 0 + step)
+    return NoiseKeys((b + 5) * 0x123456789, b * 7 + 1, b * 0 + step)
 
 
-def propose(draft: torch.Tensor, tree: Tree, controls: Controls, names: Names, backend: str = "triton"):
+def propose(draft: torch.Tensor, tree: Tree, controls: Controls, noise: NoiseKeys, backend: str = "triton"):
     """Guesses level by level, and what was kept of their rows."""
     batch, count, _ = draft.shape
     tokens = torch.full((batch, tree.size), -1, dtype=torch.int64, device=DEVICE)
@@ -68,7 +68,7 @@ def propose(draft: torch.Tensor, tree: Tree, controls: Controls, names: Names, b
             end = first + len(parents)
             room = kept.at(slice(first, end))
             kernels.guess(
-                draft[:, first:end], parents, tree, tokens, controls, names, summary=room, backend=backend
+                draft[:, first:end], parents, tree, tokens, controls, noise, summary=room, backend=backend
             )  # fmt: skip
             first = end
     return tokens, kept
@@ -78,16 +78,16 @@ def check(tree: Tree, size: int, samplings: list[Sampling], batch: int, seed: in
     """Draw and verify; both must agree with the laws but for near-ties, of which there is hardly one."""
     target, draft = rows(batch, tree, size, seed)
     controls = Controls.of([samplings[b % len(samplings)] for b in range(batch)], tree.size, size, DEVICE)
-    names = named(batch)
-    tokens, kept = propose(draft, tree, controls, names)
-    guessed = agreement.compare_guesses(tokens, draft, tree, controls, names)
+    noise = named(batch)
+    tokens, kept = propose(draft, tree, controls, noise)
+    guessed = agreement.compare_guesses(tokens, draft, tree, controls, noise)
     if cut:  # drafts end at different places: a later sibling is missing, or all of them, with what is below
         for b in range(batch):
             for node in range(1, tree.size):
                 gone = tokens[b, max(tree.parent[node], 0)] < 0 if tree.parent[node] else node >= 3 - b % 3
                 tokens[b, node] = -1 if gone or (b % 2 and node == 5) else tokens[b, node]
-    out = kernels.traverse(target, draft, tokens, tree, controls, names, drafted=kept, backend="triton")
-    found = agreement.compare_tree(out, target, draft, tokens, tree, controls, names)
+    out = kernels.traverse(target, draft, tokens, tree, controls, noise, drafted=kept, backend="triton")
+    found = agreement.compare_tree(out, target, draft, tokens, tree, controls, noise)
     assert (guessed.wrong, found.wrong) == (0, 0)
     assert guessed.near_ties + found.near_ties <= 1
     assert not out.fault.any()
@@ -128,28 +128,37 @@ def test_nothing_drafted() -> None:
 def test_a_chain_is_block_verification() -> None:
     tree, batch, size = Tree.chain(3), 8, 200
     target, draft = rows(batch, tree, size, seed=5)
-    controls, names = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
-    tokens, kept = propose(draft, tree, controls, names)
-    out = kernels.traverse(target, draft, tokens, tree, controls, names, drafted=kept, backend="triton")
-    block = torch.full((batch,), Rule.BLOCK, dtype=torch.int32, device=DEVICE)
-    chain = kernels.verify(target, draft, tokens[:, 1:], controls, block, names, drafted=kept, backend="triton")
+    controls, noise = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
+    tokens, kept = propose(draft, tree, controls, noise)
+    out = kernels.traverse(target, draft, tokens, tree, controls, noise, drafted=kept, backend="triton")
+    block = torch.full((batch,), ChainRule.BLOCK, dtype=torch.int32, device=DEVICE)
+    chain = kernels.verify(target, draft, tokens[:, 1:], controls, block, noise, drafted=kept, backend="triton")
     assert torch.equal(out.tokens, chain.tokens)
     assert torch.equal(out.accepted, chain.accepted)
     assert len(set(out.accepted.tolist())) > 2
 
 
+def assert_same(one: Walked, other: Walked) -> None:
+    """Equal outcomes; the law of the node to stop at, where there is one, but for rounding."""
+    for mine, theirs in zip(one[:-1], other[:-1], strict=True):
+        assert torch.equal(mine, theirs)
+    sound = (one.fault & Fault.TARGET) == 0
+    torch.testing.assert_close(one.stop[sound], other.stop[sound], atol=2e-5, rtol=0)
+
+
 def test_the_other_backend_says_the_same() -> None:
     target, draft = rows(3, UNEVEN, 120, seed=6)
-    controls, names = Controls.of([Sampling()] * 3, UNEVEN.size, 120, DEVICE), named(3)
+    controls, noise = Controls.of([Sampling()] * 3, UNEVEN.size, 120, DEVICE), named(3)
     theirs = Controls.of([Sampling(temperature=1.5)] * 3, UNEVEN.size, 120, DEVICE)
     made = []
     for backend in ("triton", "torch"):
-        tokens, _ = propose(draft, UNEVEN, theirs, names, backend)
+        tokens, _ = propose(draft, UNEVEN, theirs, noise, backend)
         out = kernels.traverse(
-            target, draft, tokens, UNEVEN, controls, names, draft_controls=theirs, backend=backend
+            target, draft, tokens, UNEVEN, controls, noise, draft_controls=theirs, backend=backend
         )  # fmt: skip
-        made.append([tokens, *out])
-    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+        made.append((tokens, out))
+    assert torch.equal(made[0][0], made[1][0])
+    assert_same(made[0][1], made[1][1])
 
 
 def test_masks_differ_from_node_to_node() -> None:
@@ -159,11 +168,11 @@ def test_masks_differ_from_node_to_node() -> None:
     mask = torch.arange(size) < 10 + 10 * torch.arange(tree.size)[:, None]
     allowed = kernels.pack(mask.expand(batch, -1, -1)).to(DEVICE)
     controls = Controls.of([Sampling()] * batch, tree.size, size, DEVICE)._replace(allowed=allowed)
-    names = named(batch)
-    tokens, kept = propose(draft, tree, controls, names)
-    assert agreement.compare_guesses(tokens, draft, tree, controls, names).wrong == 0
-    out = kernels.traverse(target, draft, tokens, tree, controls, names, drafted=kept, backend="triton")
-    assert agreement.compare_tree(out, target, draft, tokens, tree, controls, names).wrong == 0
+    noise = named(batch)
+    tokens, kept = propose(draft, tree, controls, noise)
+    assert agreement.compare_guesses(tokens, draft, tree, controls, noise).wrong == 0
+    out = kernels.traverse(target, draft, tokens, tree, controls, noise, drafted=kept, backend="triton")
+    assert agreement.compare_tree(out, target, draft, tokens, tree, controls, noise).wrong == 0
 
 
 @pytest.mark.parametrize(
@@ -198,15 +207,15 @@ def test_bad_input_is_flagged_and_bounded(backend: str, broken: str, fault: Faul
         draft[1, 0, tokens[1, 1]] = -math.inf
     else:
         tokens[1, 2] = sound[1, 2] = tokens[1, 1]
-    controls, names = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
-    out = kernels.traverse(target, draft, tokens, tree, controls, names, backend=backend)
+    controls, noise = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
+    out = kernels.traverse(target, draft, tokens, tree, controls, noise, backend=backend)
     assert out.fault.tolist() == [0, fault]
     if ends:
         assert out.tokens[1].tolist() == [0, -1, -1]
         assert (out.accepted[1], out.path[1].tolist()) == (0, [0, 0])
     else:
         draft = draft.nan_to_num(0.0) if broken == "draft" else draft  # a row without drawn children is not read
-        assert agreement.compare_tree(out, target, draft, sound, tree, controls, names).wrong == 0
+        assert agreement.compare_tree(out, target, draft, sound, tree, controls, noise).wrong == 0
     alone = [part[:1] for part in (target, draft, tokens)]
     first = Controls.of([Sampling()], tree.size, size, DEVICE)
     other = kernels.traverse(*alone, tree, first, named(1), backend=backend)
@@ -217,10 +226,10 @@ def test_both_backends_bear_with_the_same_faults() -> None:
     """Random ones, several at a time."""
     tree, batch, size = Tree.of(3, 2, 1), 8, 60
     generator, flagged = torch.Generator().manual_seed(4), set()
-    controls, names = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
+    controls, noise = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
     for seed in range(4):
         target, draft = rows(batch, tree, size, seed=seed)
-        tokens, _ = propose(draft, tree, controls, names)
+        tokens, _ = propose(draft, tree, controls, noise)
         for logits in (target, draft):
             hit = (torch.rand(logits.shape[:2], generator=generator) < 0.04).to(DEVICE)
             logits[..., 3] = torch.where(hit, math.nan, logits[..., 3])
@@ -228,11 +237,10 @@ def test_both_backends_bear_with_the_same_faults() -> None:
         for wrong in (-1, 5, size, 2**40):
             tokens[:, 1:][(torch.rand(batch, tree.size - 1, generator=generator) < 0.05).to(DEVICE)] = wrong
         both = [
-            kernels.traverse(target, draft, tokens, tree, controls, names, backend=backend)
+            kernels.traverse(target, draft, tokens, tree, controls, noise, backend=backend)
             for backend in ("triton", "torch")
         ]
-        for mine, other in zip(*both, strict=True):
-            assert torch.equal(mine, other)
+        assert_same(*both)
         flagged |= set(both[0].fault.tolist())
     assert {flag for fault in flagged for flag in Fault if flag & fault} == set(Fault)
 
@@ -246,13 +254,13 @@ def test_a_broken_row_draws_nothing() -> None:
 
 
 def test_the_first_token_follows_the_target() -> None:
-    """Chi-square over many names: guesses and verification together leave the target's law."""
+    """Chi-square over many noise keys: guesses and verification together leave the target's law."""
     tree, batch, size = Tree.star(2), 40 if DEVICE == "cpu" else 20_000, 3  # the interpreter is slow
     target, draft = rows(1, tree, size, seed=9, spread=1.0, noise=1.0)
     target, draft = target.expand(batch, -1, -1), draft.expand(batch, -1, -1)
-    controls, names = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
-    tokens, kept = propose(draft, tree, controls, names)
-    out = kernels.traverse(target, draft, tokens, tree, controls, names, drafted=kept, backend="triton")
+    controls, noise = Controls.of([Sampling()] * batch, tree.size, size, DEVICE), named(batch)
+    tokens, kept = propose(draft, tree, controls, noise)
+    out = kernels.traverse(target, draft, tokens, tree, controls, noise, drafted=kept, backend="triton")
     law = reference.law(
         target[:1, :1].double(), controls._replace(temperature=controls.temperature[:1]), tokens[:1, :0]
     )
@@ -265,15 +273,15 @@ def test_the_benchmark_sees_what_is_wrong() -> None:
     data = bench.case(Tree.of(2, 1), 2, 60, "topk_topp", DEVICE)
     assert bench.compare(data)["wrong"] == 0
     data.draft[:, 0] = 0.0  # the guesses known as those of other rows
-    assert agreement.compare_guesses(data.tokens, data.draft, data.tree, data.controls, data.names).wrong > 0
+    assert agreement.compare_guesses(data.tokens, data.draft, data.tree, data.controls, data.noise).wrong > 0
 
 
 def test_penalties_are_refused() -> None:
     tree = Tree.of(2, 1)
     target, draft = rows(1, tree, 20)
-    tokens, names = torch.full((1, 5), -1, dtype=torch.int64, device=DEVICE), named(1)
+    tokens, noise = torch.full((1, 5), -1, dtype=torch.int64, device=DEVICE), named(1)
     harsh = Controls.of([Sampling(presence_penalty=1.0)], 5, 20, DEVICE, [Context((), ())])
     with pytest.raises(DraftproofError, match="penalties depend on the path"):
-        kernels.traverse(target, draft, tokens, tree, harsh, names)
+        kernels.traverse(target, draft, tokens, tree, harsh, noise)
     with pytest.raises(DraftproofError, match="penalties depend on the path"):
-        kernels.guess(draft[:, :1], [0], tree, tokens, harsh, names)
+        kernels.guess(draft[:, :1], [0], tree, tokens, harsh, noise)

@@ -7,7 +7,7 @@ import pytest
 
 import draftproof as dp
 from draftproof import models, verify
-from draftproof.models.drafters.fallback import Mixed
+from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
 from draftproof.models.table import TableModel
@@ -40,13 +40,13 @@ def test_the_law_is_the_targets(rule):
     parts = [NGram(3, longest=2, shortest=2), Recall(3, suffix=3, kept=2), table(2, size=3)]
     tree = dp.Tree.chain(2) if rule != "nodeplan" else dp.Tree.of(2, 1)
     length = 4
-    counts, requests = samples(target, Mixed(parts), verify.get(rule), tree, length=length, count=3600)
+    counts, requests = samples(target, Fallback(parts), verify.get(rule), tree, length=length, count=3600)
     gof.check(counts, target_law(target.rows, length, PROMPT))
     assert sum(request.trace.accepted for request in requests) > 1300
 
 
 def test_each_row_is_guessed_by_the_first_that_has_a_guess():
-    session = Mixed([NGram(4), table(2, size=4)]).session(2, 20)
+    session = Fallback([NGram(4), table(2, size=4)]).session(2, 20)
     session.join(0, [1, 2, 3, 1, 2])
     session.join(1, [1, 2, 3, 2, 1])
     tree, tokens = dp.Tree.chain(2), np.array([[2, -1, -1], [1, -1, -1]])
@@ -61,7 +61,7 @@ def test_each_row_is_guessed_by_the_first_that_has_a_guess():
 
 def test_a_drafter_that_nobody_needs_is_not_asked_and_catches_up():
     model = Counting(table(2, size=4).rows)
-    session = Mixed([NGram(4), model]).session(1, 20)
+    session = Fallback([NGram(4), model]).session(1, 20)
     session.join(0, [1, 2, 3, 1, 2])
     tree = dp.Tree.chain(1)
     session.extend(tree, np.array([[2, -1]]), range(1))
@@ -80,17 +80,17 @@ def test_networks_fall_behind_and_catch_up():
     settings = {"sampling": dp.Sampling(temperature=0), "max_new_tokens": 40, "tree": dp.Tree.chain(3)}
     plain = dp.generate(target, "abcabcabc", draft=None, **settings)
     for parts in ([NGram(tiny.VOCABULARY), small], [Recall(tiny.VOCABULARY), NGram(tiny.VOCABULARY), small]):
-        out = dp.generate(target, "abcabcabc", draft=Mixed(parts), **settings)
+        out = dp.generate(target, "abcabcabc", draft=Fallback(parts), **settings)
         assert out.tokens == plain.tokens
         assert not out.trace.failures
-    alone = dp.generate(target, "abcabcabc", draft=Mixed([NGram(tiny.VOCABULARY), target]), **settings)
+    alone = dp.generate(target, "abcabcabc", draft=Fallback([NGram(tiny.VOCABULARY), target]), **settings)
     assert alone.trace.tokens_per_call > 2  # the network's guesses are its own words, so its text is not out of date
 
 
 def test_a_guess_that_a_control_forbids_costs_nothing_but_itself():
     target = tiny.model()
     banned = dp.Sampling(banned=list(b"abc"))
-    draft = Mixed([NGram(tiny.VOCABULARY), tiny.model("llama", 1)])
+    draft = Fallback([NGram(tiny.VOCABULARY), tiny.model("llama", 1)])
     out = dp.generate(target, "abcabcabc", draft=draft, sampling=banned, tree=dp.Tree.chain(2), max_new_tokens=20)
     assert not out.trace.failures
     assert not set(out.tokens) & set(b"abc")
@@ -98,6 +98,6 @@ def test_a_guess_that_a_control_forbids_costs_nothing_but_itself():
 
 def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(dp.DraftproofError, match="at least two drafters, not 1"):
-        Mixed([NGram(4)])
+        Fallback([NGram(4)])
     with pytest.raises(dp.DraftproofError, match="one vocabulary, not ngram 4, ngram 5"):
-        Mixed([NGram(4), NGram(5)])
+        Fallback([NGram(4), NGram(5)])

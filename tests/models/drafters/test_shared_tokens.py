@@ -18,8 +18,8 @@ from draftproof.draft import Tree
 from draftproof.law import normalise
 from draftproof.models import drafter
 from draftproof.models.drafters.shared_tokens import Shared, Translated, fit
-from draftproof.models.drafters.text_draft import Retold
-from draftproof.models.drafters.token_bytes import LETTERS, Spelling, common, whole
+from draftproof.models.drafters.text_draft import TextDrafter
+from draftproof.models.drafters.token_bytes import LETTERS, TokenBytes, common, whole
 from draftproof.models.hf import HFModel
 from draftproof.models.table import TableModel
 from draftproof.theory.enumerate import target_law
@@ -67,7 +67,7 @@ def model_of(tokenizer: Any, padding: int = 0, seed: int = 3) -> HFModel:
 def test_bytes_are_spelled_as_the_tokenizers_spell_them():
     assert set(LETTERS) == set(pre_tokenizers.ByteLevel.alphabet())
     assert sorted(LETTERS.values()) == list(range(256))
-    spelling = Spelling.of(model_of(merged()))
+    spelling = TokenBytes.of(model_of(merged()))
     assert len(spelling.plain) == 256 + len(MERGES)
     assert spelling.special == {265: "<stop>"}
     for text in ("the inner band", "grün\n\t"):
@@ -81,7 +81,7 @@ def test_marks_for_spaces_and_bytes_are_understood():
     core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     model = TableModel(lambda context: [1 / 7] * 7)
     model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
-    assert Spelling.of(model) == ({1: b" ", 2: b"a", 3: b" a", 4: b"\n", 5: b"\xc3", 6: "ü".encode()}, {0: "<unk>"})
+    assert TokenBytes.of(model) == ({1: b" ", 2: b"a", 3: b" a", 4: b"\n", 5: b"\xc3", 6: "ü".encode()}, {0: "<unk>"})
 
 
 def test_a_tokenizer_of_another_kind_is_refused():
@@ -89,14 +89,14 @@ def test_a_tokenizer_of_another_kind_is_refused():
     core.decoder = decoders.WordPiece()
     model = TableModel(lambda context: [1 / 3] * 3, name="pieces")
     model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
-    with pytest.raises(dp.DraftproofError, match="the tokenizer of 'pieces' is of a kind"):
+    with pytest.raises(dp.DraftproofError, match="the tokenizer of 'pieces' is neither byte-level nor SentencePiece"):
         fit(tiny.model(), model)
 
 
 def test_shared_tokens_spell_the_same_and_special_ones_are_not_shared():
     target, draft = model_of(merged()), tiny.model()
     shared = Shared.of(target, draft)
-    ours, theirs = Spelling.of(target).plain, Spelling.of(draft).plain
+    ours, theirs = TokenBytes.of(target).plain, TokenBytes.of(draft).plain
     assert len(shared.ours) == 256
     assert all(ours[a] == theirs[b] for a, b in zip(shared.ours, shared.theirs, strict=True))
     assert np.any(shared.ours != shared.theirs)
@@ -115,14 +115,14 @@ def test_a_drafter_is_taken_as_it_is_translated_or_refused():
     assert fit(plain, padded).name == "merged"
     assert fit(padded, plain).vocabulary == padded.vocabulary
     large = TableModel(lambda context: [1 / 6000] * 6000, name="large")
-    with pytest.raises(dp.DraftproofError, match="no tokenizer says which are the same"):
+    with pytest.raises(dp.DraftproofError, match="there is no tokenizer to match them"):
         fit(plain, large)
     large.tokenizer = merged("<else>")
-    with pytest.raises(dp.DraftproofError, match=r"knows 256 of the 6000 tokens of 'large': .* text:tiny-llama"):
+    with pytest.raises(dp.DraftproofError, match=r"shares only 256 of the 6000 tokens of 'large': .* text:tiny-llama"):
         fit(large, plain)
     large.tokenizer = None
     with pytest.raises(dp.DraftproofError, match="text drafts need two tokenizers"):
-        Retold(plain, large)
+        TextDrafter(plain, large)
 
 
 def test_whole_characters_and_common_beginnings():
@@ -181,7 +181,7 @@ def test_a_translated_drafter_has_read_the_whole_text(pair):
     model = fit(target, draft)
     assert isinstance(model, Translated)
     session = model.session(2, 60)
-    silent, spelled = 0, {**Spelling.of(draft).plain}
+    silent, spelled = 0, {**TokenBytes.of(draft).plain}
     for texts, _ in walk(session, 2, len(target.tokenizer), seed=5):
         rows = session.extend(Tree.chain(0), np.array([[text[-1]] for text in texts]), range(1))[:, 0]
         session.inner.extended = 0  # the call above was not part of a step
@@ -201,7 +201,7 @@ def test_a_translated_drafter_has_read_the_whole_text(pair):
 @pytest.mark.parametrize("pair", ["words for bytes", "bytes for words"])
 def test_text_drafts_have_read_the_whole_text_and_are_the_targets_tokens(pair):
     target, draft = PAIRS[pair]()
-    session = Retold(target, draft).session(2, 90)
+    session = TextDrafter(target, draft).session(2, 90)
     guessed = 0
     for texts, _ in walk(session, 2, len(target.tokenizer), seed=6):
         session.extend(Tree.chain(2), np.array([[text[-1], -1, -1] for text in texts]), range(1))
@@ -210,8 +210,8 @@ def test_text_drafts_have_read_the_whole_text_and_are_the_targets_tokens(pair):
             assert session.model.reader.read(session.model.reader.spell(text))[0] == view
             for i in range(2):
                 assert int(fresh_logits(draft, [*view, *written[:i]]).argmax()) == written[i]
-            said = b"".join(session.model.teller.written.get(i, b"") for i in written)
-            told = b"".join(session.model.teller.spelled.get(i, b"") for i in session.guesses[b])
+            said = b"".join(session.model.retokenizer.written.get(i, b"") for i in written)
+            told = b"".join(session.model.retokenizer.spelled.get(i, b"") for i in session.guesses[b])
             assert said.decode(errors="ignore").encode().startswith(told)
             guessed += bool(told)
         session.commit(Tree.chain(2), np.array([[0, -1, -1]] * 2), [0, 0], [5, 5])
@@ -223,7 +223,7 @@ def test_text_drafts_have_read_the_whole_text_and_are_the_targets_tokens(pair):
 @pytest.mark.parametrize("pair", ["words for bytes", "bytes for words"])
 def test_text_drafts_do_not_depend_on_how_long_a_neighbour_makes_them_write(pair):
     target, draft = PAIRS[pair]()
-    chance, model, found = np.random.default_rng(1), Retold(target, draft), 0
+    chance, model, found = np.random.default_rng(1), TextDrafter(target, draft), 0
     for _ in range(40):
         mine, other = chance.integers(0, len(target.tokenizer), (2, 9)).tolist()
         guesses = []
@@ -242,7 +242,7 @@ def test_text_drafts_do_not_depend_on_how_long_a_neighbour_makes_them_write(pair
 def test_a_text_longer_than_the_drafter_can_hold_is_read_from_further_on():
     target, small = model_of(merged()), TableModel(lambda context: [1 / 258] * 258, context=24)
     small.tokenizer, target.end_tokens = tiny.tokenizer(), ()
-    for model in (fit(target, small), Retold(target, small)):
+    for model in (fit(target, small), TextDrafter(target, small)):
         out = dp.generate(target, "the inner band and the", draft=model, tree=Tree.chain(5), max_new_tokens=40, seed=1)
         assert len(out.tokens) == 40
         assert not out.trace.failures
@@ -251,7 +251,7 @@ def test_a_text_longer_than_the_drafter_can_hold_is_read_from_further_on():
 
 def test_where_a_text_is_shortened_does_not_depend_on_how_much_its_neighbours_guess():
     target, small = model_of(merged()), tiny.model()  # of 96 tokens
-    for model in (fit(target, small), Retold(target, small)):
+    for model in (fit(target, small), TextDrafter(target, small)):
         for length in range(40, 96, 3):
             views = []
             for depth in (1, 6):
@@ -284,7 +284,7 @@ def test_the_text_does_not_depend_on_who_drafts(pair, n):
     """Shared noise: the same text from a translated drafter, a text drafter and none, alone and in company."""
     target, draft = PAIRS[pair]()
     how = {"verify": "gumbel", "tree": Tree.chain(4), "max_new_tokens": 16, "seed": 3, "n": n}
-    outs = [dp.generate(target, "and the", draft=d, **how) for d in (None, draft, Retold(target, draft))]
+    outs = [dp.generate(target, "and the", draft=d, **how) for d in (None, draft, TextDrafter(target, draft))]
     texts = [out.tokens if n is None else [one.tokens for one in out] for out in outs]
     assert texts[0] == texts[1] == texts[2]
     assert all((out if n is None else out[0]).trace.drafted > 0 for out in outs[1:])

@@ -1,4 +1,4 @@
-"""The step on any model and by any rule; its parts, for tools that look inside a step."""
+"""The eager step, for any model and any rule, and its parts for tools that measure single steps."""
 
 from draftproof.engine.eager.decide import decide
 from draftproof.engine.eager.propose import Guesser, by_draw, propose

@@ -7,19 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftproof import native
-from draftproof.draft import Draft, Tree
+from draftproof.draft import Draft
 from draftproof.engine.eager.propose import Guesser, Proposal
 from draftproof.engine.eager.reduced_vocabulary import Rest
 from draftproof.engine.eager.rows import Row, beside, drawn, noise, numbers
 from draftproof.engine.request import SampleKey
+from draftproof.engine.trace import reached_by_depth
 from draftproof.law import Array, sample
+from draftproof.native import step as native
 from draftproof.noise import Lane, races
 from draftproof.rule import Coupling, Lossy, Verifier
 
 
 class Decision(NamedTuple):
-    """What became of one member of one row."""
+    """Where one sample of one row stopped, and the token it emitted."""
 
     row: int
     member: int
@@ -32,7 +33,10 @@ class Decision(NamedTuple):
 def decide(
     rows: Sequence[Row], draft: Draft, chosen: Sequence[int], rule: Verifier | Lossy, rest: Rest | None = None
 ) -> list[Decision]:
-    """By a law: two uniforms for each member of the chosen rows. In a merged draft the last token is the `rest`."""
+    """Draw stop and next token of each member of the chosen rows from the rule's laws, with two uniforms.
+
+    In a merged draft the last token stands for the `rest` of the vocabulary.
+    """
     places = [(b, m) for b in chosen for m in range(len(rows[b].members))]
     if not places:
         return []
@@ -51,7 +55,7 @@ def decide(
     else:
         node = chain.tokens[:, 0] * 0
     emitted = rule.next(chain, node)
-    reached = [_by_depth(law, chain.tree) for law in numbers(stop)]
+    reached = [reached_by_depth(law, chain.tree) for law in numbers(stop)]
     last = numbers(node)
     cost: list[tuple[float, ...]] = [()] * len(places)
     if isinstance(rule, Lossy):
@@ -62,11 +66,11 @@ def decide(
     if rest is not None:
         emitted = rest.spread(emitted, index, last)
     token = numbers(drawn(emitted, beside(noise(names, Lane.NEXT, 1)[:, 0], emitted)))
-    return [Decision(b, m, *found) for (b, m), *found in zip(places, last, token, reached, cost, strict=True)]
+    return [Decision(b, m, *outcome) for (b, m), *outcome in zip(places, last, token, reached, cost, strict=True)]
 
 
 def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -> list[Decision] | None:
-    """The same for a chain guessed for one text among some of the tokens, in C; None where that is not possible."""
+    """The same in C, for one text and a chain drafted from a reduced vocabulary; None where that is not possible."""
     ids = proposal.draft_tokens[0]
     if len(rows) > 1 or len(rows[0].members) > 1 or not isinstance(p, np.ndarray) or not proposal.tree.is_chain:
         return None
@@ -77,30 +81,30 @@ def decide_chain(rows: Sequence[Row], proposal: Proposal, p: Array, rule: str) -
     verdict = native.verify(rule, p[0], np.asarray(proposal.laws[0])[0], ids, proposal.tokens[0], u)
     if verdict is None:
         return None
-    return [Decision(0, 0, verdict.node, verdict.token, _by_depth(verdict.stop, proposal.tree))]
+    return [Decision(0, 0, verdict.node, verdict.token, reached_by_depth(verdict.stop, proposal.tree))]
 
 
 class Race:
-    """By shared noise: the exponentials of every position, made once for drafter and target."""
+    """The shared noise of a coupling: exponentials of every position, drawn once for drafter and target."""
 
     def __init__(self, coupling: Coupling, size: int) -> None:
         self.coupling = coupling
         self.size = size
-        self._made: dict[tuple[SampleKey, int], np.ndarray] = {}
+        self._drawn: dict[tuple[SampleKey, int], np.ndarray] = {}
 
     def guesser(self, rows: Sequence[Row]) -> Guesser:
-        """Guesses from the first member's races."""
+        """Draft tokens from the first member's races."""
 
         def guess(q: Array, children: list[int], depth: int) -> Array:
             names = [(row.members[0], len(row.output) + depth) for row in rows]
             self._make(names)
-            entries = np.stack([self._made[name] for name in names])
+            entries = np.stack([self._drawn[name] for name in names])
             return self.coupling.draft(q, beside(entries, q[:, None]), len(children))
 
         return Guesser(guess, by_name=True)
 
     def decide(self, rows: Sequence[Row], draft: Draft) -> list[Decision]:
-        """Each member walks the tree: emit, and go on where a guess is equal."""
+        """Walk the tree for each member: emit a token, and continue at the child that equals it."""
         decisions = []
         guesses = numbers(draft.tokens)
         self._make([(member, len(row.output)) for row in rows for member in row.members])
@@ -118,19 +122,13 @@ class Race:
         return decisions
 
     def _at(self, member: SampleKey, position: int) -> np.ndarray:
-        """[streams, V] exponentials of one sample at one position."""
+        """The exponentials [streams, V] of one sample at one position."""
         self._make([(member, position)])
-        return self._made[member, position]
+        return self._drawn[member, position]
 
     def _make(self, names: Sequence[tuple[SampleKey, int]]) -> None:
-        """Those that are not there yet, in one call."""
-        missing = [name for name in dict.fromkeys(names) if name not in self._made]
+        """Draw the exponentials that are still missing, in one call."""
+        missing = [name for name in dict.fromkeys(names) if name not in self._drawn]
         if missing:
             seed, request, place = np.array([(*member, position) for member, position in missing]).T
-            self._made |= zip(missing, races(seed, request, place, self.size, self.coupling.streams), strict=True)
-
-
-def _by_depth(stop: Sequence[float], tree: Tree) -> tuple[float, ...]:
-    """Probability that the accepted length is at least 1, 2, ..., from the law of the last accepted node."""
-    depth = tree.depth
-    return tuple(sum(s for s, d in zip(stop, depth, strict=True) if d >= i) for i in range(1, depth[-1] + 1))
+            self._drawn |= zip(missing, races(seed, request, place, self.size, self.coupling.streams), strict=True)

@@ -24,11 +24,11 @@ from draftproof.verify._pointmass import POINT_MASS
 
 
 class Verdict(NamedTuple):
-    """What was decided, and from what."""
+    """The decisions of a step, and the draft they were made on."""
 
     decisions: list[Decision]
     draft: Draft  # q is empty where draft tokens were not drawn
-    draft_tokens: np.ndarray | None = None  # tokens that q is about, if those are not all that p is about
+    draft_tokens: np.ndarray | None = None  # token ids of q's columns, if q covers a reduced vocabulary
 
 
 class Method(Protocol):
@@ -77,15 +77,18 @@ class ByLaw:
         return Verdict(self._by_law(rows, draft, rest), draft)
 
     def _by_law(self, rows: Sequence[Row], draft: Draft, rest: Rest | None = None) -> list[Decision]:
-        """Samples that share a row share its draft tokens. With a rule that uses q they would become dependent; the
-        match rule draws each sample's tokens from p with its own noise, so they stay independent, and exact."""
+        """Decide by the rule, or by the match rule in rows that several samples share.
+
+        Samples that share a row share its draft tokens. With a rule that uses q they would become dependent; the match
+        rule draws each sample's tokens from p with its own noise, so they stay independent, and exact.
+        """
         alone = [b for b, row in enumerate(rows) if len(row.members) == 1]
         shared = [b for b, row in enumerate(rows) if len(row.members) > 1]
         return decide(rows, draft, alone, self.rule, rest) + decide(rows, draft, shared, verify.get("match"), rest)
 
 
 class BySharedNoise:
-    """A coupling: draft tokens and emitted tokens come from the same noise; equal ones are kept."""
+    """A coupling: draft tokens and emitted tokens come from the same noise; equal ones are accepted."""
 
     def __init__(self, rule: Coupling, vocabulary: int) -> None:
         self.rule, self.vocabulary = rule, vocabulary
@@ -104,7 +107,7 @@ class BySharedNoise:
 
 
 class ByLossyLaw:
-    """A lossy rule: its laws decide, and what that costs is accounted for at every token."""
+    """A lossy rule: its laws decide, and the cost is recorded for every token."""
 
     def __init__(self, rule: Lossy, draw: Draw, vocabulary: int) -> None:
         self.rule, self.draw, self.vocabulary = rule, draw, vocabulary
@@ -122,7 +125,7 @@ class ByLossyLaw:
 
 
 def drafts_points(drafters: Sequence[OpenSession], tree: Tree) -> bool:
-    """Whether nothing has to be drawn: no draft at all, or a chain of a drafter that names one token and no other."""
+    """Whether nothing has to be drawn: no draft at all, or a chain of a drafter whose guesses are point masses."""
     return tree.size == 1 or (tree.is_chain and len(drafters) == 1 and drafters[0].point is not None)
 
 

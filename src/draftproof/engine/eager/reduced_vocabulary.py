@@ -1,8 +1,8 @@
-"""Tokens that a drafter cannot guess are all alike to a rule: one token stands for the rest of the vocabulary.
+"""Decide on a reduced vocabulary: one token stands for all tokens that a drafter cannot guess.
 
-Their q is zero, so nothing that a rule decides depends on how p is spread among them (Leviathan et al. 2211.17192: they
-only come from what p has left). Rules work on the tokens that can be guessed and the rest; what is emitted in the end
-is drawn from a law of all tokens, in which the rest is spread as p has it.
+Their q is zero, so no decision of a rule depends on how p is spread among them (Leviathan et al. 2211.17192: they can
+only come from the residual). Rules work on the tokens that can be guessed plus one for the rest; the emitted token is
+drawn from a law of all tokens, in which the mass of the rest is spread in proportion to p.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from draftproof.law import Array, divide
 
 
 class Rest(NamedTuple):
-    """What the rest consists of."""
+    """The merged rest of the vocabulary, and how to spread its mass again."""
 
     names: Array  # [D] the tokens that can be guessed, ascending
     p: Array  # [B, N, V] the target's law after each node
     mass: Array  # [B, N] of the rest in p
 
     def spread(self, law: Array, rows: Sequence[int], nodes: Sequence[int]) -> Array:
-        """[R, V] from laws [R, D + 1] of the tokens emitted after these nodes of these rows."""
+        """Expand laws [R, D + 1] of the tokens emitted after these nodes of these rows to [R, V]."""
         rows, nodes = list(rows), list(nodes)
-        each = divide(law[:, -1], self.mass[rows, nodes])
-        wide = self.p[rows, nodes] * each[:, None]
-        wide[:, self.names] = law[:, :-1]
-        return wide
+        share = divide(law[:, -1], self.mass[rows, nodes])
+        full = self.p[rows, nodes] * share[:, None]
+        full[:, self.names] = law[:, :-1]
+        return full
 
 
 def merge(tree: Tree, tokens: np.ndarray, q: Array, p: Array, names: np.ndarray) -> tuple[Draft, Rest]:
@@ -40,9 +40,9 @@ def merge(tree: Tree, tokens: np.ndarray, q: Array, p: Array, names: np.ndarray)
     p, (q,) = together(p, [q])
     chosen, outside = beside(names, p), p[0, 0] * 0 + 1
     outside[chosen] = 0
-    mass = p @ outside  # summed up and not 1 minus the others: it is zero where there is nothing
+    mass = p @ outside  # a sum, not 1 minus the others, so that it is exactly zero where there is none
     places = np.where(tokens < 0, -1, np.searchsorted(names, tokens))
-    places[:, 0] = 0  # the last committed token, which may be any
+    places[:, 0] = 0  # the last committed token: never looked up
     merged = [
         xp.concat([law, end], axis=-1)
         for law, end in ((q, q[..., :1] * 0), (xp.take(p, chosen, axis=-1), mass[..., None]))

@@ -1,4 +1,4 @@
-"""Between sessions and rules: logits made laws, numbers drawn by name, arrays brought side by side."""
+"""Convert between sessions and rules: logits to laws, keys to noise, arrays to one device and dtype."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from draftproof import native
 from draftproof.draft import Tree
 from draftproof.engine.request import SampleKey
 from draftproof.law import Array, sample
+from draftproof.native import step as native
 from draftproof.noise import Lane, uniform, uniforms
 from draftproof.sampling import Context, Sampling, law
 
-FEW = 32  # numbers that are made one by one
+FEW = 32  # up to so many numbers are drawn one by one
 
 
 class Row(NamedTuple):
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     draft_sampling: Sampling
     members: tuple[SampleKey, ...]
     step: int
-    depth: int  # how far guesses may go: what lies beyond the wanted length or the context would be thrown away
+    depth: int  # how deep to draft: tokens beyond max_new_tokens or the context would be discarded
 
     @property
     def last(self) -> int:
@@ -37,17 +37,17 @@ class Row(NamedTuple):
 def laws(
     logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarray, nodes: range, samplings: Sequence[Sampling]
 ) -> Array:
-    """[B, len(nodes), V]: each node's logits made a law with the node's own path as history."""
+    """The laws [B, len(nodes), V] of each node's logits, with the node's own path as history."""
     logits = as_numpy(logits, samplings)
     xp = array_namespace(logits)
-    alike: list[list[int]] = []  # rows that are sampled the same way go through in one call
+    alike: list[list[int]] = []  # rows with equal sampling share one call
     for b, sampling in enumerate(samplings):
         group = next((group for group in alike if samplings[group[0]] == sampling), None)
         if group is None:
             alike.append([b])
         else:
             group.append(b)
-    made = []
+    parts = []
     for group in alike:
         sampling = samplings[group[0]]
         contexts = None
@@ -55,24 +55,24 @@ def laws(
             contexts = [_history(rows[b], tokens[b], tree.path(node)) for b in group for node in nodes]
         scores = logits if len(alike) == 1 else logits[group]
         flat = xp.reshape(scores, (-1, scores.shape[-1]))
-        made.append(xp.reshape(_law(flat, sampling, contexts), scores.shape))
-    if len(made) == 1:
-        return made[0]
+        parts.append(xp.reshape(_law(flat, sampling, contexts), scores.shape))
+    if len(parts) == 1:
+        return parts[0]
     place = np.argsort([b for group in alike for b in group])
-    return xp.concat(made, axis=0)[place.tolist()]
+    return xp.concat(parts, axis=0)[place.tolist()]
 
 
 def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None) -> Array:
-    """In C where a law is one softmax of all tokens."""
+    """Compute the law, in C where it is a plain softmax."""
     if isinstance(scores, np.ndarray) and sampling.is_whole and not sampling.names_tokens:
-        made = native.whole_laws(scores, float(sampling.temperature))  # type: ignore[arg-type]
-        if made is not None:  # else the scores are not fit for it, and the error is told
-            return made
+        laws = native.whole_laws(scores, float(sampling.temperature))  # type: ignore[arg-type]
+        if laws is not None:  # else the scores are invalid, and `law` raises the error
+            return laws
     return law(scores, sampling, contexts)
 
 
 def unless_silent(scores: Array, law: Callable[[Array], Array]) -> Array:
-    """The laws [..., V] of a drafter's scores; zero rows where all are minus infinity: there is nothing to guess."""
+    """The laws [..., V] of a drafter's scores; zero rows where all scores are minus infinity: no guess."""
     xp = array_namespace(scores)
     silent = xp.max(scores, axis=-1, keepdims=True) == -float("inf")
     if not bool(xp.any(silent)):
@@ -83,14 +83,14 @@ def unless_silent(scores: Array, law: Callable[[Array], Array]) -> Array:
 
 def drawn(law: Array, u: Array) -> Array:
     """A token [B] from each law [B, V] by a uniform [B]: `law.sample`, in C where that is possible."""
-    made = native.draws(law, u) if isinstance(law, np.ndarray) else None
-    return sample(law, u) if made is None else made
+    tokens = native.draws(law, u) if isinstance(law, np.ndarray) else None
+    return sample(law, u) if tokens is None else tokens
 
 
 def as_numpy(logits: Array, samplings: Sequence[Sampling]) -> Array:
-    """On the CPU the same memory as a NumPy array: rules are many small operations, which NumPy starts much sooner.
+    """View CPU logits as NumPy, which runs the many small operations of rules with less overhead than torch.
 
-    Processors are made for torch.
+    Logits for processors stay in torch, which processors expect.
     """
     if not is_torch_array(logits) or logits.device.type != "cpu" or logits.dtype == array_namespace(logits).bfloat16:
         return logits
@@ -98,12 +98,12 @@ def as_numpy(logits: Array, samplings: Sequence[Sampling]) -> Array:
 
 
 def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
-    """What a node looks back on; a guess that was not drawn is no token (and its row is never used)."""
+    """The history of a node; tokens that were not drawn are skipped (their rows are never used)."""
     return Context(row.prompt, row.output + tuple(int(tokens[n]) for n in path if tokens[n] >= 0))
 
 
 def noise(names: Sequence[tuple[SampleKey, int]], lane: Lane, count: int) -> np.ndarray:
-    """[B, count] uniforms named by each sample's seed and request and by its step."""
+    """Uniforms [B, count], keyed by each sample's seed, request and step."""
     if len(names) * count <= FEW:
         return np.array([[uniform(*member, step, lane, i) for i in range(count)] for member, step in names])
     seed, request, step = np.array([(*member, step) for member, step in names], dtype=np.int64).T
@@ -122,15 +122,15 @@ def beside(array: Array, like: Array) -> Array:
 
 
 def together(p: Array, laws: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """p, and the laws of guesses beside it, in the widest of their precisions.
+    """p and the draft's laws on one device, in the widest of their precisions.
 
-    A rule looks at the very numbers that guesses were drawn from: what was found by comparing them, such as which token
-    is on top, it finds again.
+    A rule must see the very numbers that guesses were drawn from, so that comparisons, such as which token is on top,
+    have the same result.
     """
     xp = array_namespace(p)
-    there = [xp.asarray(q, device=p.device) for q in laws]
-    widest = xp.result_type(p, *there)
-    return xp.astype(p, widest, copy=False), [xp.astype(q, widest, copy=False) for q in there]
+    moved = [xp.asarray(q, device=p.device) for q in laws]
+    widest = xp.result_type(p, *moved)
+    return xp.astype(p, widest, copy=False), [xp.astype(q, widest, copy=False) for q in moved]
 
 
 def to_numpy(array: Array) -> np.ndarray:

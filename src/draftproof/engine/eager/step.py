@@ -24,7 +24,7 @@ from draftproof.models.base import OpenSession, Session
 
 
 class RowsError(Exception):
-    """Rows that cannot go on, each with its error. Nothing is committed: without them the others make the same step."""
+    """Rows that cannot go on, each with its error; nothing was committed, so the others can repeat the step."""
 
     def __init__(self, errors: dict[int, Exception]) -> None:
         super().__init__(*errors.values())
@@ -32,10 +32,10 @@ class RowsError(Exception):
 
 
 class Branch(NamedTuple):
-    """What became of some members of a row; branch i lives in session row i from now on."""
+    """Members of a row that took the same path; branch i is in session row i from now on."""
 
     row: int
-    members: tuple[int, ...]  # places in Row.members
+    members: tuple[int, ...]  # indices in Row.members
     node: int  # the last accepted one
     step: Step
 
@@ -47,7 +47,7 @@ class StepResult(NamedTuple):
     failure: str | None
     draft: Draft  # what was submitted to the rule; q is empty where draft tokens were not drawn
     p: Array  # [B, N, V] the target's laws
-    draft_tokens: np.ndarray | None  # tokens that q is about, if those are not all that p is about
+    draft_tokens: np.ndarray | None  # token ids of q's columns, if q covers a reduced vocabulary
 
 
 def step(
@@ -80,7 +80,7 @@ def step(
 
 
 def _learn(drafters: Sequence[OpenSession], proposal: Proposal, logits: Array) -> str | None:
-    """Show the target's logits to drafters that remember them; why drafting failed, if it did."""
+    """Pass the target's logits to drafters that learn from them; returns why drafting failed, if it did."""
     failure = proposal.failure
     for drafter in drafters:
         if drafter.learner is not None:
@@ -92,7 +92,7 @@ def _learn(drafters: Sequence[OpenSession], proposal: Proposal, logits: Array) -
 
 
 def _target_laws(logits: Array, rows: Sequence[Row], proposal: Proposal) -> Array:
-    """Laws after all nodes. If that raises, each row is tried alone, to know whose fault it is."""
+    """The target's laws after all nodes; on an error each row is tried alone, to find those that fail."""
     tree, tokens, nodes, errors = proposal.tree, proposal.tokens, range(proposal.tree.size), {}
     try:
         return laws(logits, rows, tree, tokens, nodes, [row.sampling for row in rows])
@@ -103,11 +103,11 @@ def _target_laws(logits: Array, rows: Sequence[Row], proposal: Proposal) -> Arra
             laws(logits[b : b + 1], [row], tree, tokens[b : b + 1], nodes, [row.sampling])
         except Exception as error:
             errors[b] = error
-    raise RowsError(errors) if errors else whole  # which was nobody's fault, or is over
+    raise RowsError(errors) if errors else whole  # no single row fails
 
 
 def _commit(session: Session, branches: Sequence[Branch], rows: int, proposal: Proposal) -> None:
-    """Keep what was decided in every row; new branches go behind the rows that there are."""
+    """Commit the accepted path of every branch; new branches get the rows after the present ones."""
     for i, branch in enumerate(branches[rows:], start=rows):
         session.copy(branch.row, i)
     tokens = proposal.tokens[[branch.row for branch in branches]]
@@ -116,29 +116,29 @@ def _commit(session: Session, branches: Sequence[Branch], rows: int, proposal: P
 
 
 def _branch(decisions: Sequence[Decision], proposal: Proposal, seconds: dict[str, float]) -> list[Branch]:
-    """Members of a row that went the same way stay together; the first way keeps the row, others follow at the end."""
+    """Group members of a row by outcome: the first group keeps the row, the others get new rows at the end."""
     tree, tokens = proposal.tree, proposal.tokens
-    ways: dict[tuple[int, int, int], list[Decision]] = {}
+    groups: dict[tuple[int, int, int], list[Decision]] = {}
     for decision in decisions:
-        ways.setdefault((decision.row, decision.node, decision.token), []).append(decision)
+        groups.setdefault((decision.row, decision.node, decision.token), []).append(decision)
     first: dict[int, tuple[int, int, int]] = {}
-    for way in ways:
-        first.setdefault(way[0], way)
-    order = [first[row] for row in sorted(first)] + [way for way in ways if first[way[0]] != way]
+    for outcome in groups:
+        first.setdefault(outcome[0], outcome)
+    order = [first[row] for row in sorted(first)] + [outcome for outcome in groups if first[outcome[0]] != outcome]
     branches = []
-    for way in order:
-        row, node, token = way
+    for outcome in order:
+        row, node, token = outcome
         path = tuple(int(tokens[row, n]) for n in tree.path(node))
         drawn = [n for n in range(1, tree.size) if tokens[row, n] >= 0]
         deepest = max((tree.depth[n] for n in drawn), default=0)
-        made = Step(
+        one_step = Step(
             tokens=(*path, token),
             drafted=len(drawn),
             depth=deepest,
             accepted=len(path),
-            reached=ways[way][0].reached[:deepest],
-            cost=ways[way][0].cost,
+            reached=groups[outcome][0].reached[:deepest],
+            cost=groups[outcome][0].cost,
             seconds=seconds,
         )
-        branches.append(Branch(row, tuple(decision.member for decision in ways[way]), node, made))
+        branches.append(Branch(row, tuple(decision.member for decision in groups[outcome]), node, one_step))
     return branches

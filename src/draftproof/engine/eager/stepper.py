@@ -1,4 +1,4 @@
-"""The eager stepper: any model, any rule; samples of one prompt share a row until their texts part."""
+"""The eager stepper, for any model and any rule; samples of one prompt share a row until their texts differ."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from draftproof.errors import first_line
 from draftproof.models.base import Model, cache_bytes, draft_sessions, sessions, slot_bytes
 
 
-class Pending(NamedTuple):
-    """A step that was made: what it was asked for, what came of it, or whose fault it was that nothing did."""
+class EagerPending(NamedTuple):
+    """A step that was made: its rows and tree, its result, or the errors of rows that failed."""
 
     start: float
     rows: list[Row]
@@ -35,11 +35,11 @@ class Pending(NamedTuple):
 class EagerStepper:
     """Requests in the rows of one target session and of a session for each drafter.
 
-    Requests that start from the same prompt occupy one row until their texts part; then the row is copied. A row whose
-    texts are finished is given to the last row, so the rows in use are always the first ones.
+    Requests that start from the same prompt occupy one row until their texts differ; then the row is copied. The last
+    row moves to the place of a finished one, so the rows in use are always the first ones.
 
-    Drafters are guests: if one fails, the texts go on without them. What went wrong may be over soon, so when the next
-    request comes they are asked again, in new sessions.
+    If a drafter fails, the texts go on without drafting. The cause may be temporary, so drafters are opened again in
+    new sessions when the next request joins.
     """
 
     lookahead = 0
@@ -53,7 +53,7 @@ class EagerStepper:
         self.drafts = drafts
         self.target, self.drafters = sessions(target, drafts, rows, capacity)
         self.rows: list[list[Request]] = []
-        self._fresh = False  # whether a prompt is still to be read
+        self._fresh = False  # whether a prompt has still to be prefilled
         self._largest = {"laws": 0, "noise": 0}  # bytes
 
     def join(self, requests: Sequence[Request]) -> None:
@@ -64,24 +64,24 @@ class EagerStepper:
             return
         self.target.join(len(self.rows), requests[0].prompt)
         self.rows.append(list(requests))
-        with self._as_guests():
+        with self._tolerating_drafters():
             unread = self.rows[-1:]
             if not self.drafters:
                 self.drafters = draft_sessions(self.target, self.drafts, self.size, self.capacity)
                 unread = self.rows
             for drafter in self.drafters:
-                for row, (one, *_) in enumerate(unread, start=len(self.rows) - len(unread)):
-                    drafter.session.join(row, (*one.prompt, *one.tokens))
+                for row, (request, *_) in enumerate(unread, start=len(self.rows) - len(unread)):
+                    drafter.session.join(row, (*request.prompt, *request.tokens))
         self._fresh = True
 
     def _same_prompt(self, request: Request) -> list[Request] | None:
-        """Requests that have the same prompt still to be read and go on from it in the same way: they can share it.
+        """The row of requests with the same prompt and sampling that have not started yet, to share its prefill.
 
-        Not where there are draft tokens, which they would share too: then a text would depend on its neighbours.
+        Not with a draft: they would share draft tokens too, and a text would depend on its neighbours.
         """
         for requests in [] if self.drafts else self.rows:
-            one = requests[0]
-            if not one.trace.steps and (one.prompt, one.sampling) == (request.prompt, request.sampling):
+            first = requests[0]
+            if not first.trace.steps and (first.prompt, first.sampling) == (request.prompt, request.sampling):
                 return requests
         return None
 
@@ -98,18 +98,18 @@ class EagerStepper:
                     self._retire(row)
                 return
 
-    def launch(self) -> Pending:
-        """One target call for all rows."""
+    def launch(self) -> EagerPending:
+        """Make one step of all rows."""
         start = time.perf_counter()
         rows = [self._row(requests) for requests in self.rows]
         asked = self.tuner.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
         try:
-            return Pending(start, rows, asked, step(rows, self.target, self.drafters, self.method, asked), {})
+            return EagerPending(start, rows, asked, step(rows, self.target, self.drafters, self.method, asked), {})
         except RowsError as failed:
-            return Pending(start, rows, asked, None, failed.errors)
+            return EagerPending(start, rows, asked, None, failed.errors)
 
-    def collect(self, pending: Pending) -> list[Outcome]:
-        """What became of each request; if some cannot go on, the others have not moved."""
+    def collect(self, pending: EagerPending) -> list[Outcome]:
+        """The outcome of each request; if some failed, the others have not advanced."""
         if pending.result is None:
             failing = [(request, error) for row, error in pending.errors.items() for request in self.rows[row]]
             return [Outcome(request, error=error) for request, error in failing]
@@ -123,20 +123,20 @@ class EagerStepper:
             for request in requests
         ]
 
-    def _shape(self, request: Request, pending: Pending, row: int) -> str:
-        """The shape of a row's draft, where somebody chose it."""
+    def _shape(self, request: Request, pending: EagerPending, row: int) -> str:
+        """The shape of a row's draft, where a tuner chose it."""
         tunes = request.tuner is not None or self.tuner.tunes
         return shape_name(pending.asked.cut(pending.rows[row].depth)) if tunes else ""
 
-    def learn(self, pending: Pending) -> None:
-        """Say what the step took, and let those learn from it who choose the shape of the next one."""
+    def learn(self, pending: EagerPending) -> None:
+        """Complete the step's times, and let the tuners learn from it."""
         result = pending.result
         if result is None:
             return
         steps = [branch.step for branch in result.branches]
         seconds = steps[0].seconds  # all branches share it
         seconds["overhead"] = time.perf_counter() - pending.start - sum(seconds.values())
-        if self._fresh:  # the target read prompts in this call
+        if self._fresh:  # the call included prefill
             seconds["prompt"], seconds["target"] = seconds["target"], 0.0
         self._largest = max(self._largest, draft_bytes(result.draft, result.p), key=lambda size: size["laws"])
         laws = self._laws(result, range(len(pending.rows))) if self.tuner.wants_laws else None
@@ -150,14 +150,14 @@ class EagerStepper:
         self._fresh = False
 
     def _laws(self, result: StepResult, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """p and q after the last committed tokens of some rows, where a temperature shaped q."""
+        """p and q after the last committed tokens of some rows, if q depends on a temperature."""
         draft = result.draft
         if draft.q.shape[-1] == 0 or draft.tree.size == 1:
             return None
-        if any(one.session.speaks != "logits" for one in self.drafters):
+        if any(drafter.session.speaks != "logits" for drafter in self.drafters):
             return None
         p, q = (law[list(rows), 0] for law in (draft.p, draft.q))
-        p = p if result.draft_tokens is None else p[:, result.draft_tokens]  # what cannot be drafted does not count
+        p = p if result.draft_tokens is None else p[:, result.draft_tokens]  # only tokens that can be drafted count
         return to_numpy(p), to_numpy(q)
 
     @property
@@ -165,18 +165,19 @@ class EagerStepper:
         """Bytes that drafting has added, by purpose, in its largest step so far."""
         if not self.drafts:
             return {}
-        slots, drafters = slot_bytes(self.target, self.tuner.size), (cache_bytes(one.session) for one in self.drafters)
-        return {"slots": slots, **self._largest, "drafters": sum(drafters)}
+        slots = slot_bytes(self.target, self.tuner.size)
+        drafters = sum(cache_bytes(drafter.session) for drafter in self.drafters)
+        return {"slots": slots, **self._largest, "drafters": drafters}
 
     def _row(self, requests: list[Request]) -> Row:
-        one = requests[0]
+        first = requests[0]
         return Row(
-            prompt=one.prompt,
-            output=tuple(one.tokens),
-            sampling=one.sampling,
-            draft_sampling=one.tempered((one.tuner or self.tuner).factor),
+            prompt=first.prompt,
+            output=tuple(first.tokens),
+            sampling=first.sampling,
+            draft_sampling=first.tempered((first.tuner or self.tuner).factor),
             members=tuple(request.key for request in requests),
-            step=len(one.trace.steps),
+            step=len(first.trace.steps),
             depth=max(request.reach for request in requests),
         )
 
@@ -184,15 +185,15 @@ class EagerStepper:
         last = len(self.rows) - 1
         if row != last:
             self.target.copy(last, row)
-            with self._as_guests():
+            with self._tolerating_drafters():
                 for drafter in self.drafters:
                     drafter.session.copy(last, row)
             self.rows[row] = self.rows[last]
         self.rows.pop()
 
     @contextmanager
-    def _as_guests(self) -> Iterator[None]:
-        """What drafters do in here may fail."""
+    def _tolerating_drafters(self) -> Iterator[None]:
+        """Errors of drafters in this block stop drafting, not the text."""
         try:
             yield
         except Exception as error:

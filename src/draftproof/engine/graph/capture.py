@@ -1,4 +1,4 @@
-"""CUDA graphs of calls that come again: the host starts each by one launch in place of a thousand."""
+"""Capture repeated calls as CUDA graphs: one launch instead of a thousand."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Result = TypeVar("Result")
 
 @torch.no_grad()
 def record(call: Callable[[], Result], pool: Any = None) -> tuple[Any, Result]:
-    """A graph of what a call starts on the device, and what it returns, which is every replay's.
+    """Capture a call: its graph, and its result, whose memory every replay writes again.
 
-    pool      memory that graphs share which need nothing of one another
+    pool      memory pool shared by graphs whose results are not needed at the same time
     """
     graph = torch.cuda.CUDAGraph()
-    # cuBLAS keeps its scratch memory for whoever captures next, and compilers free it: this graph has its own
+    # cuBLAS would share its workspace with the next capture, and compilers free it: this graph gets its own
     torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.graph(graph, pool=pool):
         result = call()
@@ -30,16 +30,16 @@ def record(call: Callable[[], Result], pool: Any = None) -> tuple[Any, Result]:
 
 
 class PromptReader:
-    """Reads packs of texts into a session. A width is read as it comes, and recorded if it comes again."""
+    """Prefills packs of texts into a session; a width runs eagerly the first time and is captured the second time."""
 
     def __init__(self, session: StaticSession | StaticHead, record: Callable[..., tuple[Any, None]] | None) -> None:
-        """`record`: how, or None where nothing is to be recorded."""
+        """`record` captures a call; None to run everything eagerly."""
         self.session, self._record = session, record
         self._inputs: dict[int, torch.Tensor] = {}  # by width; `packs` makes few of them
         self._graphs: dict[int, Any] = {}
 
     def read(self, pack: torch.Tensor) -> None:
-        """Tokens, rows and positions [3, T], on the device."""
+        """Prefill a pack: tokens, rows and positions [3, T] on the device."""
         width = pack.shape[1]
         if self._record is None or width > WIDEST:
             self.session.prefill(*pack)

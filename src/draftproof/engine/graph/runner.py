@@ -1,6 +1,6 @@
-"""The graph stepper: the host replays a captured step and reads the tokens of the one before.
+"""The graph stepper: the host replays a captured step while it reads the tokens of the one before.
 
-So it never makes the device wait. On a CPU the same step runs eagerly; its tokens are those of the eager stepper.
+So the device never waits for the host. On a CPU the same step runs eagerly, with the tokens of the eager stepper.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from draftproof.draft import Tree
 from draftproof.engine.graph.step import NO_LAW, PHASES, RULES, DeviceResult, DeviceStep, HostResult
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
-from draftproof.engine.trace import Step, shape_name
+from draftproof.engine.trace import Step, reached_by_depth, shape_name
 from draftproof.engine.tuning import Fixed, StepReport, Tuner
 from draftproof.errors import DraftproofError
 from draftproof.kernels import Controls
@@ -28,21 +28,21 @@ from draftproof.models.llama.masks import TREE_NODES
 from draftproof.sampling import Context, Sampling
 
 LOST = "the model returned non-finite scores, or no token is allowed: check its weights"
-ROOM = 256  # tokens: capacities are multiples of it, so that a text finds the room of another that was a little shorter
+ROOM = 256  # capacities are multiples of it, so that a slightly longer text can reuse captured graphs
 
 
 class GraphKind(NamedTuple):
-    """What graphs are captured for."""
+    """The configuration that graphs are captured for."""
 
     draft: Any  # HFModel, HeadModel of the target, or None
     rule: str
-    tree: Tree  # draft tokens of a step, the most of them where their number is tuned
+    tree: Tree  # of a step; the largest one where it is tuned
     rows: int
     compiled: bool = False
 
 
 def fits(target: Model, drafts: Sequence[Model], rule: str, tree: Tree, samplings: tuple[Sampling, Sampling]) -> bool:
-    """Whether a captured step can do what is asked; the eager stepper does everything else."""
+    """Whether a captured step supports this configuration; the eager stepper serves all others."""
     return (
         isinstance(target, HFModel)
         and target.network.device.type == "cuda"
@@ -74,28 +74,28 @@ def _is_head(draft: Model, target: Model) -> bool:
 
 
 def reopen(target: Any, kind: GraphKind, capacity: int, tuner: Tuner) -> GraphStepper:
-    """The stepper of this target's last texts, if it is of this kind and nobody writes in it; else a new one.
+    """The stepper of this target's last texts, if it is of this kind and idle; else a new one.
 
-    What was captured for one text serves the next then, and need not be captured anew.
+    Graphs that were captured for one text are then reused for the next.
     """
     last: GraphStepper | None = target.kept.get("graph")
     if last is None or last.kind != kind or last.capacity < capacity or last.is_busy or last.in_flight:
-        last = target.kept["graph"] = None  # gives its memory back first
+        last = target.kept["graph"] = None  # free its memory first
         last = target.kept["graph"] = GraphStepper(target, kind, -(-capacity // ROOM) * ROOM, tuner)
     last.tuner = tuner if kind.draft is not None else Fixed(Tree.chain(0))
     return last
 
 
-class Pending(NamedTuple):
-    """A step in flight: who it was for, what it leaves on the host, and when that is there."""
+class GraphPending(NamedTuple):
+    """A step in flight: its requests, its result, and the event that signals it."""
 
     requests: list[Request | None]
     tree: Tree
     result: DeviceResult
     done: Any  # a CUDA event, or None
-    joins: bool  # whether prompts were read before it
-    seconds: dict[str, float]  # by phase, known once it is collected, ...
-    steps: list[Step]  # ... as are those of its texts
+    joins: bool  # whether prompts were prefilled before it
+    seconds: dict[str, float]  # by phase; filled when it is collected
+    steps: list[Step]  # of its texts; filled when it is collected
 
 
 class GraphStepper:
@@ -114,27 +114,27 @@ class GraphStepper:
         self.vocabulary, self.tree = target.vocabulary, tree
         self.requests: list[Request | None] = [None] * kind.rows
         self.samplings = [Sampling()] * kind.rows
-        self.in_flight: list[Pending] = []
-        self._new: dict[int, Request] = {}  # by row: those whose prompts are still to be read
-        self._stale: set[int] = set()  # rows that a text may have left NaN in, which no mask hides
-        self._drafting = True  # until the drafter fails; it is asked again when the next request comes
-        self._behind = False  # whether the drafter did not see the last step
-        self._collected = 0.0  # when the last step was
+        self.in_flight: list[GraphPending] = []
+        self._new: dict[int, Request] = {}  # by row: requests whose prompts have still to be prefilled
+        self._stale: set[int] = set()  # rows whose KV cache may contain NaN, which no mask hides
+        self._drafting = True  # until the drafter fails; tried again when the next request joins
+        self._behind = False  # whether the drafter missed the last step
+        self._collected = 0.0  # time when the last step was collected
 
     def join(self, requests: Sequence[Request]) -> None:
-        """Give rows to requests; prompts of all that have come are read before the next step, together."""
+        """Give rows to requests; their prompts are prefilled together before the next step."""
         free = [row for row, request in enumerate(self.requests) if request is None]
         if len(requests) > len(free):
-            raise DraftproofError(f"there are {len(free)} free rows for {len(requests)} texts: step first")
+            raise DraftproofError(f"there are only {len(free)} free rows for {len(requests)} texts: step first")
         for row, request in zip(free, requests, strict=False):
             self.requests[row] = self._new[row] = request
         self._drafting = True
 
     def leave(self, request: Request) -> None:
-        """Free a row. The device is not told: a write in between steps would make it wait for the host."""
+        """Free a row; the device is not told, because a write between steps would make it wait for the host."""
         row = self.requests.index(request)
         in_flight = any(pending.requests[row] is request for pending in self.in_flight)
-        # a step in flight reads on after the end; a text that was given up may have been read in a step that raised
+        # a step in flight writes after the end; a failed or cancelled text may have been in a step that raised
         if in_flight or request.finish in ("cancelled", "failed"):
             self._stale.add(row)
         self.requests[row] = None
@@ -146,8 +146,11 @@ class GraphStepper:
 
     @property
     def needs_results(self) -> bool:
-        """Whether no text is sure to need another step, which would be in vain; whether penalties are to be counted
-        anew, or the drafter has to read what was written without it: then every token must be there."""
+        """Whether the next launch needs the tokens of the steps in flight.
+
+        That is so if no text is sure to need another step, if penalties have to be counted again, or if the drafter has
+        to read what was generated without it.
+        """
         return not self._goes_on() or self._recounts() or (self._behind and self._next_tree().size > 1)
 
     def _goes_on(self) -> bool:
@@ -159,17 +162,17 @@ class GraphStepper:
         return False
 
     def _recounts(self) -> bool:
-        samplings = self._asked_samplings()
-        return bool(self._new) and samplings != self.samplings and any(one.reads_history for one in samplings)
+        samplings = self._next_samplings()
+        return bool(self._new) and samplings != self.samplings and any(sampling.reads_history for sampling in samplings)
 
-    def _asked_samplings(self) -> list[Sampling]:
+    def _next_samplings(self) -> list[Sampling]:
         return [self._new[row].sampling if row in self._new else old for row, old in enumerate(self.samplings)]
 
     def _next_tree(self) -> Tree:
         return self.tuner.tree if self._drafting else Tree.chain(0)
 
-    def launch(self) -> Pending:
-        """Read the prompts of new rows, and start a step."""
+    def launch(self) -> GraphPending:
+        """Prefill the prompts of new rows, and start a step."""
         if not self.in_flight:
             self._collected = time.perf_counter()
         joins, tree = bool(self._new), self._next_tree()
@@ -183,11 +186,11 @@ class GraphStepper:
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        self.in_flight.append(Pending(list(self.requests), tree, result, done, joins, {}, []))
+        self.in_flight.append(GraphPending(list(self.requests), tree, result, done, joins, {}, []))
         return self.in_flight[-1]
 
-    def collect(self, pending: Pending) -> list[Outcome]:
-        """What a step did for the texts that have not ended meanwhile."""
+    def collect(self, pending: GraphPending) -> list[Outcome]:
+        """The outcomes of a step for the texts that have not ended meanwhile."""
         if pending.done is not None:
             pending.done.synchronize()
         self.in_flight.remove(pending)
@@ -208,7 +211,7 @@ class GraphStepper:
                 drafted=len(drawn),
                 depth=depth,
                 accepted=result.accepted[row],
-                reached=tuple(result.reached[row][:depth]),
+                reached=reached_by_depth(result.stop[row], pending.tree)[:depth],
                 cost=(),
                 seconds=pending.seconds,
             )
@@ -217,14 +220,14 @@ class GraphStepper:
         return outcomes
 
     def _lost(self, request: Request) -> str:
-        """Why a text cannot go on; the device does not say which of two reasons it was."""
+        """Why a text cannot go on; the device does not distinguish the two reasons."""
         masked = request.sampling.allowed is not None or len(request.sampling.banned)
         return LOST if masked else NO_LAW
 
-    def _note_failure(self, pending: Pending, result: HostResult) -> None:
-        """Give the drafter up until the next request comes; a step launched before that is known says it again.
+    def _note_failure(self, pending: GraphPending, result: HostResult) -> None:
+        """Stop drafting until the next request joins; a failure is counted once, though steps in flight repeat it.
 
-        A row where the target has no law either, or whose text has ended, says nothing about the drafter.
+        A row where the target has no law either, or whose text has ended, is no failure of the drafter.
         """
         live = [(row, one) for row, one in enumerate(pending.requests) if one is not None and not one.finish]
         failure = result.failure
@@ -235,7 +238,7 @@ class GraphStepper:
             for _, request in live:
                 request.trace.failures[failure] += 1
 
-    def learn(self, pending: Pending) -> None:
+    def learn(self, pending: GraphPending) -> None:
         """Let the tuner learn from a step, unless all its texts had ended while it was in flight."""
         if pending.steps:
             self.tuner.learn(StepReport(pending.tree, pending.tree, pending.steps, pending.seconds, pending.joins))
@@ -247,7 +250,7 @@ class GraphStepper:
 
     @torch.no_grad()
     def _join(self) -> None:
-        """Read the prompts of the new rows, each prompt once, and set what the step reads beside them."""
+        """Prefill the prompts of the new rows, each prompt once, and set the rows' state and controls."""
         requests = self._new
         texts: dict[Sequence[int], list[int]] = {}
         for row, request in requests.items():
@@ -257,60 +260,60 @@ class GraphStepper:
                 session.cache.clear(row)
             self._stale.remove(row)
         self.device_step.read((rows[0], text) for text, rows in texts.items())
-        same = [(rows[0], other) for rows in texts.values() for other in rows[1:]]
+        same = [(rows[0], row) for rows in texts.values() for row in rows[1:]]
         if same:
             sources, targets = self._send(same).unbind(1)
             self.state.text[targets] = self.state.text[sources]
             for session in self.device_step.sessions:
                 session.copy(sources, targets, max(map(len, texts)) - 1)  # a step reads the last token
         index = self._send(list(requests))
-        numbers = [(len(one.prompt) - 1, 0, len(one.prompt) + one.depth, *one.key) for one in requests.values()]
-        for kept, new in zip(self.state[1:], self._send(numbers).unbind(1), strict=True):
-            kept[index] = new
+        numbers = [(len(new.prompt) - 1, 0, len(new.prompt) + new.depth, *new.key) for new in requests.values()]
+        for column, values in zip(self.state[1:], self._send(numbers).unbind(1), strict=True):
+            column[index] = values
         self._control(index)
-        self._new = {}  # not before: if any of this raises, such as for want of memory, all is done anew
+        self._new = {}  # last: if any of this raises, such as out of memory, all of it is repeated
 
     def _send(self, values: Sequence[Any]) -> torch.Tensor:
-        """Whole numbers for the device; the host does not wait until they are there."""
+        """Copy integers to the device without waiting for it."""
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
 
     def _control(self, index: torch.Tensor) -> None:
-        """Controls of new rows: nothing to do where they are those of the rows' last texts, but to count anew."""
-        asked, controls = self._asked_samplings(), self.device_step.controls
-        if controls is None or asked != self.samplings:
-            self._set_controls(asked)
+        """Set the controls of new rows; if they equal those of the rows' last texts, only counts are reset."""
+        samplings, controls = self._next_samplings(), self.device_step.controls
+        if controls is None or samplings != self.samplings:
+            self._set_controls(samplings)
         elif controls.seen is not None and controls.made is not None:
             ids = self.state.text[index, 1:]
-            known = torch.arange(ids.shape[1], device=self.device) <= self.state.base[index, None]
+            inside = torch.arange(ids.shape[1], device=self.device) <= self.state.base[index, None]
             counts = torch.zeros(len(index), self.vocabulary, dtype=controls.seen.dtype, device=self.device)
-            controls.seen[index] = counts.scatter_add_(1, ids, known.to(counts.dtype))
-            controls.made.index_fill_(0, index, 0)  # assigning a number would make the device wait
+            controls.seen[index] = counts.scatter_add_(1, ids, inside.to(counts.dtype))
+            controls.made.index_fill_(0, index, 0)  # an assignment would sync
 
     def _set_controls(self, samplings: list[Sampling]) -> None:
-        """Controls of all rows; steps are captured anew only if what they read has moved or changed in kind."""
+        """Set the controls of all rows; steps are captured again only if their memory or kind changes."""
         contexts = None
         if any(sampling.reads_history for sampling in samplings):
-            texts = [(one.prompt, tuple(one.tokens)) if one else ((), ()) for one in self.requests]
+            texts = [(text.prompt, tuple(text.tokens)) if text else ((), ()) for text in self.requests]
             contexts = [Context(*text) for text in texts]
         fresh = Controls.of(samplings, self.tree.size, self.vocabulary, "cpu", contexts)
         old = self.device_step.controls
         if old is not None and _same_kind(old, fresh):
-            for kept, new in zip(old, fresh, strict=True):
-                if isinstance(kept, torch.Tensor) and isinstance(new, torch.Tensor):
-                    kept.copy_(new, non_blocking=True)
+            for buffer, new in zip(old, fresh, strict=True):
+                if isinstance(buffer, torch.Tensor) and isinstance(new, torch.Tensor):
+                    buffer.copy_(new, non_blocking=True)
         else:
-            there = (part.to(self.device) if isinstance(part, torch.Tensor) else part for part in fresh)
-            self.device_step.controls = Controls._make(there)
+            moved = (part.to(self.device) if isinstance(part, torch.Tensor) else part for part in fresh)
+            self.device_step.controls = Controls._make(moved)
         self.samplings = samplings
 
     @torch.no_grad()
     def _catch_up(self) -> None:
-        """Let the drafter read what was written without it."""
-        texts = [(row, (*one.prompt, *one.tokens)) for row, one in enumerate(self.requests) if one is not None]
+        """Let the drafter read the tokens that were generated without it."""
+        texts = [(row, (*text.prompt, *text.tokens)) for row, text in enumerate(self.requests) if text is not None]
         self.device_step.read(texts, drafter_only=True)
 
-    def _seconds(self, pending: Pending) -> dict[str, float]:
-        """Phases by the device's clock; what else went by was prompts being read, or the host being late."""
+    def _seconds(self, pending: GraphPending) -> dict[str, float]:
+        """Phases by the device's clock; the remaining time was prefill, or overhead of the host."""
         clock = pending.result.clock.tolist()
         phases = {phase: (clock[i + 1] - clock[i]) / 1e9 for i, phase in enumerate(PHASES)}
         now = time.perf_counter()
@@ -319,7 +322,7 @@ class GraphStepper:
 
 
 def _same_kind(old: Controls, new: Controls) -> bool:
-    """Whether the numbers of one can be written over those of the other."""
+    """Whether the values of one can be copied over those of the other."""
     pairs = zip(old, new, strict=True)
     return all(
         a.shape == b.shape if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b for a, b in pairs

@@ -18,8 +18,8 @@ from draftproof import kernels
 from draftproof.draft import Tree
 from draftproof.engine.graph.capture import PromptReader, record
 from draftproof.errors import first_line
-from draftproof.kernels import Controls, Fault, Names, Rule, Summary
-from draftproof.kernels.acceptance import acceptance
+from draftproof.kernels import ChainRule, Controls, Fault, NoiseKeys, Summary
+from draftproof.kernels.acceptance import stop_law
 from draftproof.models.base import taps
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static.head import StaticHead
@@ -28,53 +28,53 @@ from draftproof.models.static.session import StaticSession
 from draftproof.models.static.tree_calls import TreeCalls
 
 # of chains, on which traversal is block verification; it alone takes trees
-RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK, "traversal": Rule.BLOCK}
+RULES = {"token": ChainRule.TOKEN, "block": ChainRule.BLOCK, "traversal": ChainRule.BLOCK}
 PHASES = ("draft", "target", "verify")
 NO_LAW = "the model returned non-finite scores (NaN or +inf): check the model's weights and dtype"  # of a drafter
 
 
 class DeviceState(NamedTuple):
-    """What a step reads and writes on the device, a row each."""
+    """The state that a step reads and writes on the device, one entry per row."""
 
     text: torch.Tensor  # [B, S] token t in slot t + 1; slot 0 stays 0
     base: torch.Tensor  # [B] position of the last committed token
     step: torch.Tensor  # [B]
-    limit: torch.Tensor  # [B] where base stays at the latest: a row goes on until another text is put there
+    limit: torch.Tensor  # [B] largest base: a finished row keeps stepping until another text joins it
     seed: torch.Tensor  # [B]
     request: torch.Tensor  # [B]
 
 
 class HostResult(NamedTuple):
-    """What a step did, in Python numbers."""
+    """The result of a step in Python numbers."""
 
     tokens: list[list[int]]  # [B, D + 1] emitted, then -1
     accepted: list[int]  # [B]
     fault: list[int]  # [B] kernels.Fault flags
     drafted: list[list[int]]  # [B, N - 1] the draft tokens, -1 where none was drawn
-    reached: list[list[float]]  # [B, D] probability that at least 1, 2, ... of them are accepted
-    failure: str | None  # of a drafter that raised; one without a law says so in `fault`
+    stop: list[list[float]]  # [B, N] probability to stop at each node, given the draft tokens
+    failure: str | None  # of a drafter that raised; one without a law is flagged in `fault`
 
 
 class DeviceResult(NamedTuple):
-    """What a step leaves for the host."""
+    """The result of a step as tensors."""
 
     tokens: torch.Tensor
     accepted: torch.Tensor
     fault: torch.Tensor
     drafted: torch.Tensor
-    reached: torch.Tensor
+    stop: torch.Tensor
     clock: torch.Tensor  # [4] nanoseconds: begin, drafted, read by the target, done
     failure: str | None = None
 
     def to_host(self) -> DeviceResult:
-        """Copies that are there once the device has come so far."""
+        """Copy to the host without waiting; the values are valid once the device has finished the step."""
         tensors = self._asdict().items()
         return self._replace(**{name: part.to("cpu", non_blocking=True) for name, part in tensors if name != "failure"})
 
     def read(self) -> HostResult:
-        """The numbers, once they are there."""
-        tokens, accepted, fault, drafted, reached = (part.tolist() for part in self[:5])
-        return HostResult(tokens, accepted, fault, drafted, reached, self.failure)
+        """Convert to Python numbers, after the copies are complete."""
+        tokens, accepted, fault, drafted, stop = (part.tolist() for part in self[:5])
+        return HostResult(tokens, accepted, fault, drafted, stop, self.failure)
 
 
 class Drafted(NamedTuple):
@@ -83,7 +83,7 @@ class Drafted(NamedTuple):
     tree: Tree
     tokens: torch.Tensor  # [B, N - 1], -1 where none was drawn
     logits: torch.Tensor | None  # [B, M, V] of the drafter, after the nodes with children
-    summary: Summary | None  # what is known of those rows
+    summary: Summary | None  # kernels' summary of those rows
     fault: torch.Tensor  # [B]
     failure: str | None = None  # of a drafter that raised
 
@@ -93,8 +93,8 @@ class DrafterError(Exception):
 
 
 @contextmanager
-def as_guest() -> Iterator[None]:
-    """What a drafter does in here may fail."""
+def drafter_errors() -> Iterator[None]:
+    """Turn errors of a drafter in this block into DrafterError."""
     try:
         yield
     except Exception as error:
@@ -102,7 +102,7 @@ def as_guest() -> Iterator[None]:
 
 
 class DeviceStep:
-    """Rows of a target's and a drafter's static session, and the steps on them."""
+    """Static sessions of target and drafter, and the captured steps on their rows."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class DeviceStep:
             self.drafter = StaticSession(draft, size, capacity, compiled)
         self.largest = largest
         device = self.device = target.network.device
-        number = RULES.get(rule, Rule.TOKEN)  # rules without a kernel come here only where nothing is guessed
+        number = RULES.get(rule, ChainRule.TOKEN)  # rules without a kernel get here only without a draft
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * 5)
         self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
@@ -138,13 +138,13 @@ class DeviceStep:
         return [self.target] if self.drafter is None else [self.target, self.drafter]
 
     def read(self, texts: Iterable[tuple[int, Sequence[int]]], drafter_only: bool = False) -> None:
-        """Read texts into rows; the drafter alone does where steps were made without it."""
+        """Prefill texts into rows, or into the drafter alone after steps that were made without it."""
         for pack in packs(texts):
-            there = pack.to(self.device, non_blocking=True)
-            ids, rows, positions = there
+            moved = pack.to(self.device, non_blocking=True)
+            ids, rows, positions = moved
             self.state.text[rows, positions + 1] = ids
             for reader in self.readers[1:] if drafter_only else self.readers:
-                reader.read(there)
+                reader.read(moved)
 
     @property
     def controls(self) -> Controls | None:
@@ -152,12 +152,12 @@ class DeviceStep:
 
     @controls.setter
     def controls(self, controls: Controls) -> None:
-        """Other memory, or controls of another kind: what was recorded does not know them."""
+        """Set controls in other memory or of another kind, for which steps have to be captured again."""
         self._controls = controls
         self._recorded.clear()
 
     def run(self, tree: Tree) -> DeviceResult:
-        """Start a step with these draft tokens; what is returned is the next step's too, on a GPU."""
+        """Start a step with this tree; on a GPU the next step writes into the same result."""
         if not tree.is_chain and tree not in self._calls:
             self._calls[tree] = TreeCalls.of(tree, self.device)  # here, as no recording may bring numbers to the device
         if self.device.type != "cuda":
@@ -166,7 +166,7 @@ class DeviceStep:
         if tree not in self._recorded:
             try:
                 self._recorded[tree] = self._record(tree)
-            except DrafterError as error:  # a drafter is a guest: this step is made without it
+            except DrafterError as error:  # this step is made without the drafter
                 return self.run(Tree.chain(0))._replace(failure=str(error))
         graph, result = self._recorded[tree]
         graph.replay()
@@ -176,7 +176,7 @@ class DeviceStep:
     def memory(self) -> dict[str, int]:
         """Bytes that drafting adds: slots of the target's cache, logits of both models, the drafter's cache.
 
-        Noise is made where it is used.
+        Noise takes none: kernels compute it where it is used.
         """
         if self.drafter is None:
             return {}
@@ -190,66 +190,87 @@ class DeviceStep:
         """One step on the device."""
         state, controls = self.state, self._controls
         assert controls is not None
-        names = Names(state.seed, state.request, state.step)
+        noise = NoiseKeys(state.seed, state.request, state.step)
         clock = torch.zeros(len(PHASES) + 1, dtype=torch.int64, device=self.device)
         _stamp(clock, 0)
-        drafted = self._draft_chain(tree, controls, names) if tree.is_chain else self._draft_tree(tree, controls, names)
+        drafted = self._draft_chain(tree, controls, noise) if tree.is_chain else self._draft_tree(tree, controls, noise)
         _stamp(clock, 1)
         logits = self._target_logits(drafted)
         _stamp(clock, 2)
-        out = self._verify(drafted, logits, controls, names)
-        reached = acceptance(logits, drafted.logits, drafted.tokens, drafted.tree, controls, self.rule, drafted.summary)
+        verify = self._verify_chain if drafted.tree.is_chain else self._verify_tree
+        out, stop = verify(drafted, logits, controls, noise)
         self._commit(out.tokens, out.accepted.to(torch.int64))
         _stamp(clock, 3)
         fault = out.fault | drafted.fault
-        return DeviceResult(out.tokens, out.accepted, fault, drafted.tokens, reached, clock, drafted.failure)
+        return DeviceResult(out.tokens, out.accepted, fault, drafted.tokens, stop, clock, drafted.failure)
 
     def _target_logits(self, drafted: Drafted) -> torch.Tensor:
-        """[B, N, V] the target's logits after each node."""
+        """The target's logits [B, N, V] after each node."""
         root = self.state.text.gather(1, self.state.base[:, None] + 1)
         tokens = torch.cat([root, drafted.tokens], dim=1)
         if drafted.tree.is_chain:
-            # what follows a token that was not drawn is never looked at, but must be valid input
+            # rows after a token that was not drawn are never used, but the input must be valid
             return self.target.forward(tokens.clamp_min(0), self.state.base, keep=drafted.tree.size)
         return self.target.branch(tokens, self.state.base, self._calls[drafted.tree].target)
 
-    def _verify(
-        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, names: Names
-    ) -> kernels.Emitted | kernels.Walked:
-        if drafted.tree.is_chain:
-            return kernels.verify(
-                logits, drafted.logits, drafted.tokens, controls, self.rule, names, drafted=drafted.summary
-            )
+    def _verify_chain(
+        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, noise: NoiseKeys
+    ) -> tuple[kernels.Emitted, torch.Tensor]:
+        """The outcome, and the law [B, N] of the node at which verification stops."""
+        tokens, summary = drafted.tokens, drafted.summary
+        batch, nodes, size = logits.shape
+        space = None if summary is None else kernels.workspace(batch, nodes, size, self.device)
+        out = kernels.verify(
+            logits, drafted.logits, tokens, controls, self.rule, noise, drafted=summary, workspace=space
+        )
+        if drafted.logits is None:
+            return out, torch.ones(len(tokens), 1, device=self.device)
+        laws = None if space is None else space.summary
+        return out, stop_law(logits, drafted.logits, tokens, controls, self.rule, laws=laws, drafted=summary)
+
+    def _verify_tree(
+        self, drafted: Drafted, logits: torch.Tensor, controls: Controls, noise: NoiseKeys
+    ) -> tuple[kernels.Walked, torch.Tensor]:
+        """The outcome, and the law [B, N] of the node at which verification stops."""
         assert drafted.logits is not None
         nodes = torch.nn.functional.pad(drafted.tokens, (1, 0))
-        out = kernels.traverse(logits, drafted.logits, nodes, drafted.tree, controls, names, drafted=drafted.summary)
+        out = kernels.traverse(logits, drafted.logits, nodes, drafted.tree, controls, noise, drafted=drafted.summary)
         for session in self.sessions:
             session.follow(self.state.base, out.path, out.accepted.to(torch.int64))
-        return out
+        return out, out.stop
 
-    def _draft_tree(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
-        """A tree, level by level: the drafter is asked after the nodes that have children."""
+    def _draft_tree(self, tree: Tree, controls: Controls, noise: NoiseKeys) -> Drafted:
+        """Draft a tree level by level; the drafter runs on the nodes that have children."""
         state, drafter = self.state, self.drafter
         assert drafter is not None
         root = state.text.gather(1, state.base[:, None] + 1)
         tokens = torch.nn.functional.pad(root, (0, tree.size - 1), value=-1)
         kept = Summary.empty(len(root), len(tree.inner), self.device) if self.device.type == "cuda" else None
         rows: list[torch.Tensor] = []
+        failure = None
         for call in self._calls[tree].drafter:
-            with as_guest():
-                if not rows:
-                    rows.append(drafter.start(state.text, state.base)[:, None])
-                else:
-                    rows.append(drafter.branch(tokens, state.base, call))
+            try:
+                with drafter_errors():
+                    if not rows:
+                        rows.append(drafter.start(state.text, state.base)[:, None])
+                    else:
+                        rows.append(drafter.branch(tokens, state.base, call))
+            except DrafterError as error:
+                if self.device.type == "cuda":
+                    raise  # a graph of half a draft would be replayed for ever
+                failure = str(error)
+                missing = len(tree.inner) - call.first
+                rows.append(torch.zeros(len(root), missing, self.target.model.vocabulary))  # nothing is drawn there
+                break
             column = slice(call.first, call.first + len(call.nodes))
             some = None if kept is None else kept.at(column)
-            kernels.guess(rows[-1], call.nodes, tree, tokens, controls, names, summary=some)
+            kernels.guess(rows[-1], call.nodes, tree, tokens, controls, noise, summary=some)
         calls = self._calls[tree]
         drafted = torch.where(calls.target.depth[1:] <= self._room(), tokens[:, 1:], -1)
-        return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule))
+        return Drafted(tree, drafted, torch.cat(rows, dim=1), kept, torch.zeros_like(self.rule), failure)
 
-    def _draft_chain(self, tree: Tree, controls: Controls, names: Names) -> Drafted:
-        """A chain, token by token. If the drafter raises, what was drawn before stays in the draft."""
+    def _draft_chain(self, tree: Tree, controls: Controls, noise: NoiseKeys) -> Drafted:
+        """Draft a chain token by token; if the drafter raises, what was drawn before stays in the draft."""
         state, size, length = self.state, len(self.state.base), tree.size - 1
         tokens = torch.full((size, length), -1, dtype=torch.int64, device=self.device)
         nothing = torch.zeros_like(self.rule)
@@ -259,34 +280,34 @@ class DeviceStep:
         kept = None
         for k in range(length):
             try:
-                with as_guest():
+                with drafter_errors():
                     if not rows:
                         rows.append(self.drafter.start(state.text, state.base))
                     else:
                         rows.append(self.drafter.go_on(tokens[:, k - 1], state.base, k))
             except DrafterError as error:
                 if self.device.type == "cuda":
-                    raise  # a graph of half a draft would be replayed for ever
+                    raise  # else a graph of half a draft would be captured
                 return self._half(tokens[:, :k], rows, str(error))
             if kept is None and self.device.type == "cuda":
                 crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
                 kept = Summary.empty(size, length, self.device, crest)
             column = None if kept is None else kept.at(slice(k, k + 1))
             drawn, _ = kernels.sample(
-                rows[k], controls, names, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
+                rows[k], controls, noise, node=k, index=k + 1, tokens=tokens[:, :k], summary=column
             )
-            if kept is None:  # of a row without a law the kernels draw token 0, the laws any number
+            if kept is None:  # for a row without a law the kernels draw token 0, the reference any number
                 drawn = drawn.clamp(0, rows[k].shape[-1] - 1)
             tokens[:, k] = drawn
         logits = torch.stack(rows, dim=1)
         wanted = self._levels[:length] <= self._room()
         sound = _sound(logits, kept) | ~wanted
-        tokens = torch.where(wanted & (sound.cumprod(1) > 0), tokens, -1)  # without a law there is nothing to draw
+        tokens = torch.where(wanted & (sound.cumprod(1) > 0), tokens, -1)  # nothing is drawn after a row without a law
         fault = (~sound).any(1).to(torch.int32) * int(Fault.DRAFT)
         return Drafted(tree, tokens, logits, kept, fault)
 
     def _room(self) -> torch.Tensor:
-        """[B, 1]: how deep draft tokens are of use; what lies beyond the wanted length would be thrown away."""
+        """How deep to draft [B, 1]: tokens beyond the wanted length would be discarded."""
         return (self.state.limit - self.state.base - 1)[:, None]
 
     def _half(self, tokens: torch.Tensor, rows: list[torch.Tensor], failure: str) -> Drafted:
@@ -298,7 +319,7 @@ class DeviceStep:
     def _commit(self, emitted: torch.Tensor, accepted: torch.Tensor) -> None:
         state, controls = self.state, self._controls
         assert controls is not None
-        # what follows the emitted tokens, and the text of a row that has ended, is overwritten before it is read
+        # slots after the emitted tokens, and rows that have ended, are overwritten before they are read
         places = state.base[:, None] + torch.arange(2, emitted.shape[1] + 2, device=self.device)
         state.text.scatter_(1, places, emitted.clamp_min(0))
         state.base.copy_(torch.minimum(state.base + accepted + 1, state.limit))
@@ -309,7 +330,7 @@ class DeviceStep:
 
     @torch.no_grad()
     def _record(self, tree: Tree) -> tuple[Any, DeviceResult]:
-        """Capture the step. Warming up moves the state on, so it is put back."""
+        """Capture the step; the warm-up changes the state, so it is restored."""
         controls = self._controls
         assert controls is not None
         moving = [*self.state, *(c for c in (controls.seen, controls.made) if c is not None)]
@@ -327,12 +348,12 @@ class DeviceStep:
 
 
 def _sound(logits: torch.Tensor, summary: Summary | None) -> torch.Tensor:
-    """[B, K] which rows of logits [B, K, V] have a law."""
+    """Which rows [B, K] of logits [B, K, V] have a law."""
     return (logits < torch.inf).all(-1) if summary is None else summary.scale > 0
 
 
 def _stamp(clock: torch.Tensor, place: int) -> None:
-    """The time, when the device has come so far; zero where its clock cannot be read."""
+    """Record the time when the device gets here; zero where its clock cannot be read."""
     if not clock.is_cuda:
         clock[place] = time.perf_counter_ns()
     elif kernels.available():

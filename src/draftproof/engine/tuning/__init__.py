@@ -1,4 +1,4 @@
-"""How many tokens to draft, and in which shape: chosen from the steps before."""
+"""Tuners, which choose the shape of the next draft from the steps before."""
 
 from draftproof.engine.tuning.estimates import LONGEST, Nominal
 from draftproof.engine.tuning.lengths import Pace

@@ -1,6 +1,6 @@
-"""What the engine learns about its own steps: how long a call takes, how far guesses get, how hot to draw them.
+"""Estimates from past steps: how long a call takes, how far guesses get, and the best draft temperature.
 
-Nothing here changes a law: it only decides what is guessed in steps to come.
+They never change the law of a text; they only decide what is drafted in later steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import median_low as median  # of two times the smaller: the larger may be a hiccup
+from statistics import median_low as median  # of two times the smaller: the larger may be an outlier
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,46 +19,46 @@ from draftproof.theory.plan import tempered
 
 LONGEST = 16  # guesses in a row
 RECENT = 7  # times kept for each size of call
-SIMILAR_SIZES = 9  # calls of up to so many times the smallest lie near a line
-PRIOR_COUNT = 6  # measurements that this line counts for
-FADE = 0.96  # how much of what was known is left after one more step: about the last 25 count
+SIMILAR_SIZES = 9  # up to so many times the smallest size, times are nearly linear
+PRIOR_COUNT = 6  # weight of that line, in measurements
+FADE = 0.96  # weight of older steps after one more: about the last 25 count
 FACTORS = (0.7, 0.85, 1.0, 1.15)  # of the draft's temperature
 
 
-class Costs(Protocol):
-    """What steps take."""
+class StepCosts(Protocol):
+    """The times of steps, measured or assumed."""
 
     def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
-        """A call with so many tokens after so many levels of guesses."""
+        """Record a call with `tokens` tokens after `levels` levels of drafting."""
         ...
 
     @property
     def known(self) -> bool: ...
 
     def has(self, tokens: int) -> bool:
-        """Whether a call with so many tokens is known, and not only supposed."""
+        """Whether a call with `tokens` tokens was measured, not only extrapolated."""
         ...
 
     def draft(self, levels: int) -> float:
-        """So many levels of guesses."""
+        """The time of drafting `levels` levels."""
         ...
 
     def call(self, tokens: int) -> float:
-        """Everything but guessing, for a call with so many tokens in all rows together."""
+        """The time of all but drafting, for a call with `tokens` tokens in all rows together."""
         ...
 
 
 class Clock:
-    """Measured times: medians of the last few, which a hiccup does not move, and lines between them."""
+    """Measured times: medians of the last few, robust against outliers, interpolated linearly."""
 
     def __init__(self, enough: int = 3) -> None:
-        """`enough`: times of one size of call, to go by them."""
+        """`enough`: number of measurements of one size that are trusted."""
         self._enough = enough
         self._calls: dict[int, deque[float]] = {}
         self._levels: dict[int, deque[float]] = {}
         self._sizes: list[int] = []
         self._times: list[float] = []
-        self._first = self._slope = 0.0  # seconds: of starting to guess, and of each level
+        self._first = self._slope = 0.0  # seconds: of starting to draft, and per level
 
     def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
         rest = sum(spent for phase, spent in seconds.items() if phase != "draft")
@@ -69,8 +69,10 @@ class Clock:
         self._sizes = sorted(self._calls)
         first = median(self._calls[self._sizes[0]])
         middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
-        made = _even(self._sizes, middle, [len(self._calls[n]) for n in self._sizes])
-        self._times = list(accumulate(made, max))  # more never takes less: where it seems to, that is noise
+        smoothed = _even(self._sizes, middle, [len(self._calls[n]) for n in self._sizes])
+        self._times = list(
+            accumulate(smoothed, max)
+        )  # more tokens never take less time: where they seem to, it is noise
 
     @property
     def known(self) -> bool:
@@ -85,13 +87,15 @@ class Clock:
         return self._first + self._slope * levels if self._levels else 0.05 * self._times[0] * levels
 
     def _line(self) -> None:
-        """The first level may take longer than the others: a line, if several numbers of levels were measured."""
-        made = {count: median(times) for count, times in self._levels.items()}
-        few, many = min(made), max(made)
-        each = min(time / count for count, time in made.items())
-        slope = (made[many] - made[few]) / (many - few) if many > few else each
-        self._slope = min(max(slope, each / 2), each)  # two measurements make a line, but hardly a true one
-        self._first = max(median(time - self._slope * count for count, time in made.items()), 0.0)
+        """Fit the time of drafting by levels: a line, because the first level may take longer than the others."""
+        medians = {count: median(times) for count, times in self._levels.items()}
+        few, many = min(medians), max(medians)
+        per_level = min(time / count for count, time in medians.items())
+        slope = (medians[many] - medians[few]) / (many - few) if many > few else per_level
+        self._slope = min(
+            max(slope, per_level / 2), per_level
+        )  # bounded, because a slope through two measurements is unreliable
+        self._first = max(median(time - self._slope * count for count, time in medians.items()), 0.0)
 
     def call(self, tokens: int) -> float:
         sizes, times = self._sizes, self._times
@@ -103,42 +107,42 @@ class Clock:
         beyond = place == len(sizes)
         low, high = (0, place - 1) if beyond else (place - 1, place)
         slope = (times[high] - times[low]) / (sizes[high] - sizes[low])
-        least = 0.02 * times[0] / sizes[0] if beyond else 0.0  # beyond what was measured nothing is free
+        least = 0.02 * times[0] / sizes[0] if beyond else 0.0  # extrapolated tokens are never free
         return times[place - 1] + max(slope, least) * (tokens - sizes[place - 1])
 
 
 def _even(sizes: Sequence[int], times: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Times of calls of like size, which lie near a line, moved towards it: the less, the more often they were taken.
+    """Shrink the times of calls of similar size towards a line, the less the more often they were measured.
 
-    Measured at different times on a machine that does other things too, neighbours can seem far apart.
+    Sizes are measured at different times, and other load on the machine can make neighbours look far apart.
     """
     near = [i for i, size in enumerate(sizes) if size <= SIMILAR_SIZES * sizes[0]]
     if len(near) < 3:
         return list(times)
     total = sum(counts[i] for i in near)
-    x, y = (sum(counts[i] * one[i] for i in near) / total for one in (sizes, times))
+    x, y = (sum(counts[i] * values[i] for i in near) / total for values in (sizes, times))
     slope = sum(counts[i] * (sizes[i] - x) * times[i] for i in near) / sum(
         counts[i] * (sizes[i] - x) ** 2 for i in near
     )
-    made = list(times)
+    smoothed = list(times)
     for i in near:
         line = y + max(slope, 0.0) * (sizes[i] - x)
-        made[i] = (counts[i] * times[i] + PRIOR_COUNT * line) / (counts[i] + PRIOR_COUNT)
-    return made
+        smoothed[i] = (counts[i] * times[i] + PRIOR_COUNT * line) / (counts[i] + PRIOR_COUNT)
+    return smoothed
 
 
 def _supposed(plain: float, times: float) -> float:
-    """Of a call with that many times the tokens, before it was measured, and against a single measurement."""
+    """The assumed time of a call with `times` as many tokens, before it was measured often."""
     return plain * (0.95 + 0.05 * times)
 
 
 class Nominal:
-    """Costs that are not measured but assumed, in units of a plain step: decisions made with them can be repeated."""
+    """Assumed costs in units of a plain step; unlike measured ones they give repeatable decisions."""
 
     known = True
 
     def __init__(self, slope: float, level: float) -> None:
-        """`slope`: what one more token adds to a call; `level`: a level of guesses."""
+        """`slope`: cost of one more token in a call; `level`: cost of a level of drafting."""
         self.slope, self.level = slope, level
 
     def has(self, tokens: int) -> bool:
@@ -155,27 +159,27 @@ class Nominal:
 
 
 class Survival:
-    """How far guesses get, what is older counting less.
+    """Estimates P(accepted >= i), with older steps counting less.
 
-    P(accepted >= i) is a product of ratios, P(>= i) / P(>= i - 1). A ratio that was hardly seen is taken to be that of
-    the position before it, the first one to be `start`.
+    It is a product of ratios P(>= i) / P(>= i - 1). A ratio with little data is assumed to equal that of the position
+    before it, and the first one to be `start`.
     """
 
     START, DOUBT = 0.4, 0.5
 
     def __init__(self, start: float = START, doubt: float = DOUBT, longest: int = 0, fade: float = FADE) -> None:
-        """`doubt`: how many steps an expectation counts for; as steps are seen it comes down to DOUBT."""
+        """`doubt`: weight of the prior in steps; it falls to DOUBT as steps are recorded."""
         self._start, self._doubt, self._fade = start, doubt, fade
-        self._reached = np.zeros(LONGEST)  # sums of P(accepted >= i) over steps that could tell
+        self._reached = np.zeros(LONGEST)  # sums of P(accepted >= i) over steps that drafted that deep
         self._before = np.zeros(LONGEST)  # sums of P(accepted >= i - 1) over the same steps
         self._sent = np.zeros(LONGEST)  # how often a call went that deep
         self._asked = np.zeros(LONGEST)  # how often it could have
         self._guessed = self._steps = 1.0
-        self.longest = longest  # that was asked for where there was a guess
+        self.longest = longest  # draft that was asked for, among steps with a guess
         self.seen = 0  # steps with a guess
 
     def add(self, asked: int, sent: int, rows: Sequence[Sequence[float]]) -> None:
-        """A step that asked for `asked` levels and sent `sent`, with P(accepted >= 1, 2, ...) of each row."""
+        """Record a step that asked for `asked` levels and sent `sent`, with P(accepted >= 1, 2, ...) of each row."""
         self._steps, self._guessed = self._steps * self._fade + 1, self._guessed * self._fade + (sent > 0)
         if not sent:
             return
@@ -194,7 +198,7 @@ class Survival:
         self._sent[: min(sent, asked)] += 1
 
     def doubt(self) -> None:
-        """It was long ago: believe half of it."""
+        """Halve the weight of all records, because they are old."""
         self._scale(0.5)
 
     def _scale(self, factor: float) -> None:
@@ -209,12 +213,12 @@ class Survival:
     @property
     def reached(self) -> list[float]:
         """P(accepted >= 1, 2, ...) where there is a guess."""
-        ratio, chance, found = self._start, 1.0, []
+        ratio, chance, chances = self._start, 1.0, []
         for hit, base in zip(self._reached.tolist(), self._before.tolist(), strict=True):
             ratio = min((hit + self._doubt * ratio) / (base + self._doubt), 1.0)
             chance *= ratio
-            found.append(chance)
-        return found
+            chances.append(chance)
+        return chances
 
     @property
     def deep(self) -> list[float]:
@@ -223,13 +227,13 @@ class Survival:
 
 
 class Temper:
-    """Which factor on the draft's temperature lets most guesses pass: each is judged on rows p and q of past steps.
+    """Chooses the factor on the draft's temperature with the largest overlap, from p and q of past steps.
 
-    The overlap sum min(p, q) is what one guess is accepted with, and it is computed for every factor from the one q
-    that was used, so nothing has to be tried out.
+    The overlap sum min(p, q) is the acceptance of one guess. It is computed for every factor from the one q that was
+    used, so no factor has to be tried.
     """
 
-    EVERY = 16  # steps; the first few are looked at one by one
+    EVERY = 16  # steps; of the first few all are used
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -239,18 +243,18 @@ class Temper:
 
     @property
     def wants_laws(self) -> bool:
-        """Whether the next step's laws are worth looking at."""
+        """Whether the next step's laws will be used."""
         return self._steps < 4 or self._steps % self.EVERY == 0
 
     def learn(self, p: Any, q: Any) -> None:
-        """Laws [B, V] after the last committed token; a q of zero says nothing."""
+        """Record laws [B, V] after the last committed token; rows with q = 0 are skipped."""
         wanted = self.wants_laws
         self._steps += 1
         drawn = q.sum(axis=-1) > 0
         if not wanted or not drawn.any():
             return
         p, q = p[drawn][:4], q[drawn][:4]
-        likely = (q > 1e-6).any(axis=0)  # the others, nearly all, hardly count and are dear to raise to a power
+        likely = (q > 1e-6).any(axis=0)  # the others, nearly all, hardly matter and are expensive to raise to a power
         p, q = p[:, likely], q[:, likely]
         laws = [tempered(q, factor / self.factor) for factor in FACTORS]
         self._overlap = self._overlap * 0.8 + [overlap(p, law).mean() for law in laws]

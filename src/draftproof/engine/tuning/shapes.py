@@ -1,11 +1,11 @@
-"""tree="auto": every step's shape is chosen from the steps before it, and guessing stops where it does not pay.
+"""tree="auto": tune the shape of every step from the steps before it, and stop drafting where it does not pay.
 
-Times of calls and the noise-free acceptance of past steps (learn.py) say which shape brings most tokens a second. Where
-none beats plain sampling the drafter is not even asked; it is tried again after pauses that grow, as far as a small
-budget allows. Exact: a step's shape and draft temperature depend on past steps only, never on the draft at hand.
+The shape with the most tokens per second follows from times and noise-free acceptance of past steps (estimates.py).
+Where none beats plain sampling the drafter is not called; it is tried again after growing pauses, within a small
+budget. Exact: a step's shape and draft temperature depend on past steps only, never on the draft at hand.
 
-Shapes that depend on the clock make a text that its seed alone cannot repeat. So a request with a seed of its own keeps
-an `Auto` of its own, with assumed costs (`Nominal`): its text depends on nothing but itself.
+If shapes depend on the clock, the seed alone cannot reproduce a text. So a request with a seed has an `Auto` of its
+own, with assumed costs (`Nominal`), and its text depends on nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from draftproof.draft import Tree
 from draftproof.engine.trace import Step
-from draftproof.engine.tuning.estimates import LONGEST, Clock, Costs, Nominal, Survival, Temper
+from draftproof.engine.tuning.estimates import LONGEST, Clock, Nominal, StepCosts, Survival, Temper
 from draftproof.engine.tuning.tuner import StepReport
 from draftproof.models.base import Model, facts, kept, taps
 from draftproof.theory import plan
@@ -23,19 +23,19 @@ from draftproof.theory import plan
 WIDTHS = (1, 2, 4, 8)
 MOST = 33  # nodes of a tree
 PLAIN = Tree.chain(0)
-MARGIN = 0.02  # guessing must gain that much, or it is not worth the risk
-FIRST = 4  # guesses to begin with, if there is hope
-PATIENCE = 8  # steps that hope counts for
-SLACK = 0.96  # of the best length's gain, for which a longer one is taken where much is hoped for
-LOSS = 1.5  # plain steps' time that hope may cost, before a drafter that was hoped for is given up
-PROBE = 2  # steps with guesses that decide whether it pays
+MARGIN = 0.02  # gain that drafting must promise
+FIRST = 4  # draft tokens to begin with, for a trained drafter
+PATIENCE = 8  # weight of the prior in steps, for a trained drafter
+SLACK = 0.96  # share of the best gain at which a longer draft is preferred, for a trained drafter
+LOSS = 1.5  # plain steps' time that a trained drafter may lose before drafting stops
+PROBE = 2  # steps with a draft that test whether it pays
 PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
 BUDGET = 0.015  # share of all time that probes may lose
 REFRESH = 64  # steps after which plain sampling, or another width, is measured again
 
 
 class Choice(NamedTuple):
-    """A shape and how many times the speed of plain sampling it promises."""
+    """A shape and its estimated speed relative to plain sampling."""
 
     tree: Tree
     gain: float
@@ -45,24 +45,24 @@ class Auto:
     """A Tuner that learns which shape is fastest; pass one to several calls to keep what it has learned."""
 
     tunes = True
-    size = MOST  # what a session must have room for
+    size = MOST  # nodes that a session must have room for
 
     def __init__(
         self,
         trees: str,
-        costs: Costs | None = None,
+        costs: StepCosts | None = None,
         tempers: bool = False,
         hope: float = Survival.START,
         past: Past | None = None,
     ) -> None:
-        """`trees`: what the rule accepts, as a Verifier says it; `tempers`: tune the draft's temperature as well.
+        """`trees`: the shapes that the rule accepts (Verifier.trees); `tempers`: tune the draft's temperature too.
 
-        hope      chance of a first guess before any was seen; above one half guessing begins once the prompt is read
-        past      what texts before this one have taught about chains, and this one will teach
+        hope      prior acceptance of a first guess; above one half drafting begins right after the prompt
+        past      estimates about chains that are shared with earlier and later texts
         """
         self.trees = trees
         self._hopeful = hopeful = hope > 0.5
-        self.costs: Costs = costs or (past.clock if past else Clock(1 if hopeful else 3))
+        self.costs: StepCosts = costs or (past.clock if past else Clock(1 if hopeful else 3))
         self.seen = {width: Survival(hope) for width in ((1,) if trees == "chain" else WIDTHS)}
         if past is not None:
             self.seen[1] = past.survival
@@ -70,14 +70,14 @@ class Auto:
             self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = (past.temper if past else Temper()) if tempers else None
         self.rows = 1
-        self._probing = PROBE  # steps with guesses still to be made, whether they pay or not
+        self._probing = PROBE  # probing steps still to be made, whether they pay or not
         self._width = 1  # of the probe
         self._pause = PAUSE
         self._wait = 0  # plain steps until the next probe
-        self._lost = self._spent = 0.0  # seconds: by guessing, against plain sampling; in all
+        self._lost = self._spent = 0.0  # seconds: lost against plain sampling; in all
         self._since = 0  # steps since plain sampling was measured
         self._choice: Choice | None = None
-        self.tree = PLAIN if hopeful else self._next()  # the call that reads the prompt says a token for nothing
+        self.tree = PLAIN if hopeful else self._next()  # the prefill call yields a token anyway
 
     @property
     def example(self) -> Tree:
@@ -86,7 +86,7 @@ class Auto:
 
     @property
     def factor(self) -> float:
-        """On the temperature of the next step's guesses."""
+        """Factor on the temperature of the next step's draft."""
         return 1.0 if self.temper is None or len(self.tree.children(0)) > 1 else self.temper.factor
 
     @property
@@ -95,7 +95,7 @@ class Auto:
         return self.temper is not None and self.temper.wants_laws and len(self.tree.children(0)) == 1
 
     def learn(self, report: StepReport) -> None:
-        """Take note of a step: what it took, how far its draft tokens got, how hot they were drawn."""
+        """Record a step: its times, how far its draft tokens got, and its laws."""
         asked, sent, steps, seconds, fresh, laws = report
         self.rows = len(steps)
         depth, width = asked.depth[-1], len(asked.children(0))
@@ -116,7 +116,7 @@ class Auto:
         self.tree = self._next()
 
     def _account(self, sent: Tree, levels: int, steps: Sequence[Step], seconds: float) -> None:
-        """What the step took, which is not what it should have taken, and what was lost by it; a hiccup is no loss."""
+        """Add the step's time to the budget, and its loss against plain sampling; outliers are capped."""
         plain = self.costs.call(self.rows)
         usual = self.costs.call(self.rows * sent.size) + self.costs.draft(levels)
         took = usual if isinstance(self.costs, Nominal) else min(seconds, 1.5 * usual)
@@ -127,7 +127,7 @@ class Auto:
 
     def _next(self) -> Tree:
         """The shape of the next step."""
-        if not self.costs.known:  # the first step reads the prompt, those after it tell what a plain one takes
+        if not self.costs.known:  # the first step includes prefill; the next ones measure a plain step
             return Tree.chain(FIRST) if self._hopeful else PLAIN
         if self._probing:
             return self._best(self._width, least=1).tree
@@ -140,7 +140,7 @@ class Auto:
         if self._hopeless:
             return self._off()
         if self._hopeful and not self.costs.has(self.rows) and self.seen[1].seen >= FIRST:
-            return PLAIN  # what is it that guessing is compared with?
+            return PLAIN  # measure plain sampling, to compare with
         if self._since >= REFRESH:
             self._since = 0
             rare = min(self.seen, key=lambda width: self.seen[width].seen)
@@ -153,8 +153,10 @@ class Auto:
 
     @property
     def _hopeless(self) -> bool:
-        """Whether guessing has cost too much, or promises nothing; for hope to be given up it must have cost something
-        too, and to cost too much takes longer: luck changes from step to step."""
+        """Whether drafting has lost too much time, or promises no gain.
+
+        A trained drafter must have lost time in any case, and may lose more: acceptance varies from step to step.
+        """
         plain, pays = self.costs.call(self.rows), self._pays()
         if not self._hopeful:
             return not pays or self._lost > BUDGET * self._spent + plain
@@ -166,7 +168,7 @@ class Auto:
         return self._best(width, least=1).tree
 
     def _off(self) -> Tree:
-        """Plain steps for a while, longer each time."""
+        """Make plain steps for a while, longer each time."""
         self._wait, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return PLAIN
 
@@ -177,7 +179,7 @@ class Auto:
         return self._lost + PROBE * took * max(1 - gain, 0.0) <= BUDGET * self._spent
 
     def _pays(self) -> bool:
-        """Rare guesses gain little in all; where there is one, it must be worth it."""
+        """Whether drafting gains enough; the margin is smaller for a drafter that rarely has a guess."""
         pays = self._chosen().gain >= 1 + MARGIN * self.seen[1].guessed
         if pays:
             self._pause = PAUSE
@@ -192,10 +194,10 @@ class Auto:
         return self._choice
 
     def _best(self, width: int, least: int = 0) -> Choice:
-        """The best length of so many paths, at most twice what was tried before, or one more where much is hoped for.
+        """The best length of `width` paths, at most twice the longest tried before, or one more for a trained drafter.
 
-        Levels that are often left empty cost only as often as they are not. Where much is hoped for, the longest of the
-        lengths that are about as good: a block of guesses passes sooner the longer it is, which short ones do not show.
+        A level costs only as often as it is not empty. A trained drafter gets the longest of the lengths that are about
+        as good: block verification accepts more of a long block than short ones show.
         """
         seen, cost, rows = self.seen[width], self.costs, self.rows
         guessed, reached, deep = seen.guessed, seen.reached, seen.deep
@@ -216,15 +218,15 @@ class Auto:
         return best
 
     def _best_tree(self) -> Choice:
-        """The tree that siblings' acceptance at the first level promises most for."""
+        """The best tree for the acceptance of siblings at the first level."""
         acc = plan.by_sibling({width: seen.reached[0] for width, seen in self.seen.items() if seen.seen or width == 1})
         sizes = {n: plan.Seconds(self.costs.call(self.rows * n)) for n in (1, 2, 3, 5, 9, 17, MOST)}
-        made = plan.best_tree(acc, plan.Costs(plan.Seconds(self.costs.draft(6) / 6), sizes), most=MOST, depth=6)
-        return Choice(made.tree, made.speedup)
+        planned = plan.best_tree(acc, plan.Costs(plan.Seconds(self.costs.draft(6) / 6), sizes), most=MOST, depth=6)
+        return Choice(planned.tree, planned.speedup)
 
 
 class Past:
-    """What is remembered from one text to the next: how long calls take, how far guesses get, how hot to draw them."""
+    """Estimates that are shared from one text to the next."""
 
     def __init__(self, hope: float) -> None:
         self.clock, self.temper = Clock(1), Temper()
@@ -232,7 +234,7 @@ class Past:
 
 
 def tuned(trees: str, drafts: Sequence[Model], tempers: bool) -> Auto:
-    """For a text whose shapes may be tuned by the clock. A trained head remembers the texts before it."""
+    """A tuner that may depend on the clock; a trained head keeps its estimates for the next text."""
     expected, past = hope(drafts), None
     if len(drafts) == 1 and taps(drafts[0]) and (memory := kept(drafts[0])) is not None:
         past = memory.setdefault("tuning", Past(expected))
@@ -240,17 +242,21 @@ def tuned(trees: str, drafts: Sequence[Model], tempers: bool) -> Auto:
 
 
 def hope(drafts: Sequence[object]) -> float:
-    """Chance of a first draft token, before any was seen: a trained drafter nearly always pays."""
-    return 0.65 if any(facts(one).trained for one in drafts) else Survival.START
+    """Prior acceptance of a first draft token: a trained drafter nearly always pays."""
+    return 0.65 if any(facts(draft).trained for draft in drafts) else Survival.START
 
 
 def assumed(target: Model, drafts: Sequence[Model]) -> Nominal:
-    """Costs from what the models are: their sizes, and whether a GPU reads more tokens for nothing."""
-    known = facts(target)
-    drafting = max([0.002, *(facts(one).weights / known.weights for one in drafts)]) if known.weights else 0.1
-    return Nominal(known.token_cost, drafting)
+    """Assumed costs from the sizes of the models, and from the device: on a GPU more tokens are nearly free."""
+    target_facts = facts(target)
+    drafting = (
+        max([0.002, *(facts(draft).weights / target_facts.weights for draft in drafts)])
+        if target_facts.weights
+        else 0.1
+    )
+    return Nominal(target_facts.token_cost, drafting)
 
 
 def _reached(step: Step) -> Sequence[float]:
-    """P(accepted >= 1, 2, ...) of a step; rules that share their noise have no law to report."""
+    """P(accepted >= 1, 2, ...) of a step; couplings have no law to report, so the accepted number is used."""
     return step.reached or (1.0,) * step.accepted

@@ -1,6 +1,6 @@
-"""The one contract of those who choose what to draft: the shape of the next step, from the steps before it.
+"""The contract of tuners, which choose the shape of the next step from the steps before it.
 
-Exact whatever they choose: a step's shape and draft temperature depend on past steps only, never on the draft at hand.
+Any choice is exact: a step's shape and draft temperature depend on past steps only, never on the draft at hand.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from draftproof.engine.trace import Step
 
 
 class StepReport(NamedTuple):
-    """How a step went, for those who choose the shape of the next one."""
+    """The report of a step for tuners."""
 
     asked: Tree  # the shape that was asked for
     sent: Tree  # the part of it that had draft tokens
     steps: Sequence[Step]  # of each text in the call
     seconds: Mapping[str, float]  # by phase
-    fresh: bool = False  # the call read prompts too, so its time says nothing
+    fresh: bool = False  # the call included prefill, so its time does not count
     laws: tuple[np.ndarray, np.ndarray] | None = None  # p and q [B, V] after the last committed tokens, where wanted
 
 
@@ -59,7 +59,7 @@ class Tuner(Protocol):
         ...
 
     def learn(self, report: StepReport) -> None:
-        """Take note of a step."""
+        """Record a step."""
         ...
 
 

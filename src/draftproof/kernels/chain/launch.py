@@ -1,280 +1,263 @@
-"""The launches of a step: sizes follow from the shape, scratch memory from a workspace that many calls share."""
+"""Launch the kernels of a step on a chain: first the laws of its rows, then the decision and the token.
+
+`summarise_rows` is the first half alone; `sample` and `verify` are both. What is launched is planned beforehand
+(`plan`), and nothing here waits for the device, so that calls can be captured in a CUDA graph.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from draftproof.errors import DraftproofError
 from draftproof.kernels.chain.decide import decide
 from draftproof.kernels.chain.emit import emit
-from draftproof.kernels.chain.excess import excess
 from draftproof.kernels.chain.measure import measure
-from draftproof.kernels.chain.shortlist import brief
-from draftproof.kernels.chain.truncate import cut
+from draftproof.kernels.chain.plan import CHUNK, TILE, LaunchPlan, edits_scores
+from draftproof.kernels.chain.residual import sum_residuals
+from draftproof.kernels.chain.shortlist import verify_lists
+from draftproof.kernels.chain.state import CandidateLists, ChainState, SpanStats
+from draftproof.kernels.chain.truncate import LimitPtrs, truncate
+from draftproof.kernels.chain.workspace import Workspace
 from draftproof.kernels.lib import launching
-from draftproof.kernels.lib.rows import Law, Lists, Rows, State, Stats, dull
-from draftproof.kernels.types import CREST, Controls, Emitted, Names, Summary
+from draftproof.kernels.lib.laws import LawPair, SummaryPtrs
+from draftproof.kernels.lib.rows import LogitRows, unspecialised
+from draftproof.kernels.types import CREST, Controls, Emitted, NoiseKeys, Summary
 from draftproof.noise import Lane
 
-GROUPS = 2048  # of a row, each of which keeps its largest score
-TILE = 2048  # tokens whose excess is summed at a time, ...
-CHUNK = 256  # ... in chunks whose sums are kept
-PROCESSORS = 132  # of an H200; others differ by less than would matter
-FINE = 32  # tokens of a group where few tokens stay, ...
-BLOCKS = 256  # ... and at least so many blocks of such groups has a row, or no blocks
-ROOM = 8192  # candidate tokens that are listed before a row is searched group by group
-_SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # low bits of a float32 that the type never uses
+LIST_WIDTH = 64  # tokens of every list that are loaded at once
 
 
-class Plan(NamedTuple):
-    """How a shape is cut into programs."""
+class ChainRows(NamedTuple):
+    """Rows of a chain of drafts."""
 
-    span: int  # tokens that a program measures, ...
-    tile: int  # ... so many at a time
-    group: int  # tokens whose largest score is kept together
-    parts: int  # programs that share the excess of a row, ...
-    ranks: int  # ... and so many the rows of a sequence, of which mostly one is wanted, sometimes all
-    whole: bool = False  # whether a row that is truncated to a few tokens is one span, cut by the program that reads it
-
-    @staticmethod
-    def of(batch: int, nodes: int, size: int) -> Plan:
-        """Programs grow with the root of the work: fewer have to begin, and there are still enough for an even end."""
-        root = math.sqrt(batch * nodes * size)
-        group = min(max(32, triton.next_power_of_2(triton.cdiv(size, GROUPS))), 64)
-        span = min(_power(9 * root, 1024, 16384), max(group, triton.next_power_of_2(size)))
-        parts = triton.cdiv(size, _power(2.3 * root, TILE, 32768))
-        ranks = nodes if batch * nodes <= PROCESSORS else min(2, nodes)
-        whole = 2 * PROCESSORS <= batch * nodes <= 6 * PROCESSORS
-        return Plan(span, min(span, 4096), group, parts, ranks, whole)
+    logits: Tensor  # [B, N, V]
+    tokens: Tensor  # [B, K] the drafts of the chain
+    controls: Controls
+    node: int = 0  # of the first row, in its chain
 
 
-class Cutting(NamedTuple):
-    """How a row is cut: one program's warps and registers, tokens that it looks through and compares at a time."""
+class ChainDraft(NamedTuple):
+    """How the drafts of a chain were drawn, and by which rule they are verified."""
 
-    warps: int
-    registers: int
-    sweep: int
-    few: int
-
-    @staticmethod
-    def of(rows: int, many: bool, whole: bool) -> Cutting:
-        """Several warps are the fastest for a row, one warp the cheapest. `many`: hundreds of tokens may stay."""
-        if many:
-            return Cutting(8 if rows <= PROCESSORS else 4, 128, 2048, 512)
-        return Cutting(4, 128, 2048, 128) if whole or rows <= PROCESSORS else Cutting(1, 168, 1024, 128)
+    rule: Tensor  # [B] a ChainRule each
+    logits: Tensor | None  # [B, N - 1, V], None where every rule is ONEHOT
+    summary: Summary | None  # of these rows
+    controls: Controls
 
 
-def _power(number: float, least: int, most: int) -> int:
-    """The power of two nearest to a number, within bounds."""
-    return int(min(max(2 ** round(math.log2(number + 1)), least), most))
+class Arguments(NamedTuple):
+    """What the kernels of one call are given: pointers that the plan has no use for are None."""
+
+    pair: LawPair
+    stats: SpanStats
+    lists: CandidateLists
+    limits: LimitPtrs
+    state: ChainState
 
 
-class Workspace(NamedTuple):
-    """Scratch memory for a shape; one serves many calls in one stream."""
-
-    shape: tuple[int, int, int]
-    plan: Plan
-    stats: Stats
-    state: State
-    lists: Lists
-    summary: Summary
-
-    @staticmethod
-    def of(batch: int, nodes: int, size: int, device: torch.device, plan: Plan | None = None) -> Workspace:
-        """Scratch for logits [batch, nodes, size]."""
-        plan = Plan.of(batch, nodes, size) if plan is None else plan
-        rows, spans = batch * nodes, triton.cdiv(size, plan.span)
-        limit = triton.cdiv(size, plan.tile) * plan.tile // min(plan.group, FINE)
-
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        word, parts = torch.int32, (rows, spans)
-        stats = Stats(
-            room(*parts), room(*parts), room(*parts, dtype=word), room(rows, limit), room(rows, limit),
-            room(rows, limit), room(rows, CREST),
-        )  # fmt: skip
-        state = State(
-            None, None, None, None, 0, 0, room(batch, 8, dtype=word), room(rows, dtype=torch.float64), room(rows),
-            room(rows, 16, dtype=word), room(rows, chunks(size)), room(rows, plan.parts), room(batch, chunks(size)),
-            room(1, dtype=word),
-        )  # fmt: skip
-        listed = min(ROOM, size)
-        lists = Lists(
-            room(rows, limit, dtype=word), limit,
-            room(rows, listed, dtype=word), room(rows, listed), listed, room(rows, dtype=word),
-        )  # fmt: skip
-        return Workspace((batch, nodes, size), plan, stats, state, lists, Summary.empty(batch, nodes, device))
-
-
-def run(
-    target: Tensor,  # [B, N, V]
-    node: int,  # of the first row, in its chain
-    draft: Tensor | None,  # [B, N - 1, V]
-    draft_law: Summary | None,  # of the draft rows
-    tokens: Tensor,  # [B, K] the drafts of the chain
+def summarise(
+    logits: Tensor,  # [B, N, V]
     controls: Controls,
-    rule: Tensor | None,  # [B], None where nothing is drafted
-    names: Names | None,
-    lane: Lane,  # of the emitted token's uniform, ...
-    index: int,  # ... and its place there
-    summary: Summary | None,  # room for the rows' laws; the workspace's if there is none
-    workspace: Workspace | None,  # allocated if there is none
-    draft_controls: Controls | None = None,
-    logprobs: bool = False,
-) -> tuple[Emitted | None, Summary]:
-    """The kernels over logits [B, N, V]. Without names nothing is emitted: the rows are only summarised."""
-    batch, nodes, size = target.shape
-    space = workspace if workspace is not None else Workspace.of(batch, nodes, size, target.device)
-    if space.shape != target.shape or space.summary.shift.device != target.device:
-        raise DraftproofError(
-            f"a workspace for logits {[*space.shape]} on {space.summary.shift.device} does not serve "
-            f"{[*target.shape]} on {target.device}"
-        )
-    summary = summary if summary is not None else space.summary
-    plan = space.plan
-    tokens = tokens.contiguous()  # the kernel takes the row length for the stride; a drafter passes a slice
-    # A law that keeps every token can be drawn from in the pass that makes it, so the last row is read then, if at all
-    lazy = not (rule is None or controls.truncates or controls.greedy)
-    stats, lists, width, block = _grouped(space, size, target.dtype, controls)
-    state = space.state._replace(rule=rule, lane=int(lane), index=dull(index))
-    summed = controls.whole or controls.truncates > 1  # else every row that is drawn from has a list
-    short = controls.truncates > 0 and not summed
-    if short:  # a row's top-k makes a normaliser of its own
-        stats = stats._replace(norm=None)
-    if not summed or names is None:
-        state = state._replace(work=None)
-    out = None
-    if names is None:
-        state = state._replace(facts=None)
-    else:
-        state = state._replace(seed=names.seed, request=names.request, step=names.step)
-        out = _room(batch, nodes, logprobs, target.device)
-    rows, law = rows_of(target, node, tokens, controls), law_of(summary, controls)
-    if rule is not None:
-        law = law._replace(crest=None, height=None)  # of drafters
-    wide, whole = triton.next_power_of_2, short and plan.whole
-    span = max(plan.tile, wide(size)) if whole else plan.span
-    spans, limits = triton.cdiv(size, span), (controls.top_k, controls.top_p, controls.min_p)
-    greedy, early = controls.greedy, launching.may_overlap(target.device)
-    theirs = controls if draft_controls is None else draft_controls
-    laws = rows, law, rows_of(draft, node, tokens, theirs), law_of(draft_law, theirs)
-    if short or laws[3].crest is None:
-        stats = stats._replace(height=None)
-    kept, spacious = state.sums.shape[1], plan.ranks == nodes
-    way = Cutting.of(batch * nodes, controls.truncates > 1, whole)
-    shift, best = 0 if _edits(controls) else _SHIFT[target.dtype], wide(lists.limit // block)
-    with launching.current(target.device):
-        measure[(batch * (nodes - lazy) * spans,)](
-            rows, law, laws[3], rule, stats, lists, limits if whole else None, state.work, nodes, nodes - lazy, spans,
-            SPAN=span, TILE=plan.tile, LANE=width, BLOCK=block, W=_share(spans, plan.tile // width), C=CREST, BP=best,
-            FEW=way.few, SWEEP=way.sweep, SHIFT=shift, GREEDY=greedy, LAZY=lazy, EARLY=early,
-            num_warps=4, maxnreg=way.registers if whole else None,
-        )  # fmt: skip
-        if controls.truncates and not whole:
-            cut[(batch * nodes,)](
-                rows, law, stats, lists, limits, nodes, spans, GROUP=width, BLOCK=block, SP=wide(spans), BP=best,
-                FEW=way.few, SWEEP=way.sweep, SHIFT=shift, GREEDY=greedy, EARLY=early,
-                num_warps=way.warps, maxnreg=way.registers, launch_pdl=early,
-            )  # fmt: skip
-        if out is not None and short:
-            brief[(batch,)](
-                *laws, lists, state, out, nodes, NP=wide(nodes), WIDTH=64, EARLY=early, num_warps=4, launch_pdl=early
-            )
-        elif out is not None or not controls.truncates:
-            decide[(batch,)](
-                *laws, stats, state, nodes, spans, NP=wide(nodes), SP=wide(spans), C=CREST, SPACIOUS=spacious,
-                GREEDY=greedy, LAZY=lazy, EARLY=early,
-                num_warps=4 if stats.height is not None or batch * nodes <= PROCESSORS else 1, launch_pdl=early,
-            )  # fmt: skip
-        if out is not None and summed:
-            excess[(batch * plan.parts * plan.ranks,)](
-                *laws, lists, state, batch, nodes, plan.parts, kept, TILE=TILE, CHUNK=CHUNK, SPACIOUS=spacious,
-                LAZY=lazy, EARLY=early, num_warps=4, maxnreg=128, launch_pdl=early,
-            )  # fmt: skip
-        if out is not None and not short:
-            emit[(batch,)](
-                *laws, lists, state, out, nodes, kept, plan.parts, CHUNK=CHUNK, NP=wide(nodes), EP=wide(kept),
-                QP=wide(plan.parts), SPACIOUS=spacious, LAZY=lazy, EARLY=early,
-                num_warps=8 if kept > 512 else 4, launch_pdl=early,
-            )  # fmt: skip
-    return out, summary
-
-
-def summarise(logits: Tensor, controls: Controls, tokens: Tensor | None = None, crest: bool = False) -> Summary:
-    """The laws of rows [B, N, V]. With the drafts' tokens [B, N - 1] or [B, N] only of those that a draft leads to."""
+    tokens: Tensor | None = None,  # [B, N - 1] or [B, N]
+    *,
+    crest: bool = False,
+) -> Summary:
+    """The laws of rows; with the draft tokens only of the rows that drafts lead to."""
     batch, nodes, _ = logits.shape
     if tokens is None:
         tokens = torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device)
-    kept = Summary.empty(batch, nodes, logits.device, crest)
-    return run(logits, 0, None, None, tokens, controls, None, None, Lane.NEXT, 0, kept, None)[1]
+    summary = Summary.empty(batch, nodes, logits.device, crest)
+    return summarise_rows(ChainRows(logits, tokens, controls), summary=summary)
 
 
-def _grouped(space: Workspace, size: int, dtype: torch.dtype, controls: Controls) -> tuple[Stats, Lists, int, int]:
-    """Statistics and lists as the controls want them; how many tokens make a group and how many groups a block, of both
-    of which the largest score is kept."""
-    plan, stats, lists = space.plan, space.stats, space.lists
-    if not controls.truncates:
-        return stats._replace(group=None, share=None), lists._replace(count=None), min(8, plan.tile), 1
-    if not _edits(controls):  # scores are logits, and kept as such
-        stats = stats._replace(group=stats.group.view(dtype), block=stats.block.view(dtype))
-    few = controls.truncates < 2
-    group = min(plan.group, FINE) if few else plan.group
-    limit = triton.cdiv(size, plan.tile) * plan.tile // group
-    # blocks are listed for a while where tokens will be, so there must be room for all of them
-    block = next((wide for wide in (8, 4) if few and wide * BLOCKS <= limit <= wide * ROOM), 1)
-    if few:
-        stats = stats._replace(share=None)
-    if block == 1:
-        stats = stats._replace(block=stats.group)
-    return stats, lists._replace(limit=limit), group, block
+def summarise_rows(rows: ChainRows, *, summary: Summary | None = None, workspace: Workspace | None = None) -> Summary:
+    """The laws of rows, into `summary`, or into the workspace's without one."""
+    space = Workspace.serving(rows.logits, workspace)
+    summary = space.summary if summary is None else summary
+    plan = LaunchPlan.of(
+        space.tiling, rows.logits, rows.controls, pdl=launching.may_overlap(rows.logits.device)
+    )  # fmt: skip
+    arguments = _arguments(plan, space, rows, summary)
+    with launching.current(rows.logits.device):
+        _measure(plan, arguments)
+        if not plan.truncates:
+            _decide(plan, arguments)  # without a decision to make, it combines the spans of each row
+    return summary
 
 
-def _share(spans: int, lanes: int) -> int:
-    """How many of its large tokens a span names, a power of two, so that a row names CREST or fewer."""
-    return int(min(2 ** int(math.log2(max(1, CREST // spans))), lanes))
+def sample(
+    rows: ChainRows,  # N = 1
+    noise: NoiseKeys,
+    index: int,
+    *,
+    summary: Summary | None = None,
+    workspace: Workspace | None = None,
+) -> tuple[Emitted, Summary]:
+    """A draft token of each row by the uniform (noise, DRAFT, index); and the laws, into `summary` if given."""
+    space = Workspace.serving(rows.logits, workspace)
+    summary = space.summary if summary is None else summary
+    plan = LaunchPlan.of(
+        space.tiling, rows.logits, rows.controls, pdl=launching.may_overlap(rows.logits.device)
+    )  # fmt: skip
+    arguments = _arguments(plan, space, rows, summary, noise=noise, lane=Lane.DRAFT, index=index)
+    out = _empty_outcome(plan, rows.logits.device, logprobs=False)
+    with launching.current(rows.logits.device):
+        _measure(plan, arguments)
+        _decide_and_emit(plan, arguments, out)
+    return out, summary
 
 
-def _edits(controls: Controls) -> bool:
-    """Whether scores are other numbers than the logits."""
-    return controls.bias is not None or controls.penalties is not None
-
-
-def _room(batch: int, nodes: int, logprobs: bool, device: torch.device) -> Emitted:
-    return Emitted(
-        torch.empty(batch, nodes, dtype=torch.int64, device=device),
-        torch.empty(batch, dtype=torch.int32, device=device),
-        torch.empty(batch, dtype=torch.int32, device=device),
-        torch.empty(batch, nodes, dtype=torch.float32, device=device) if logprobs else None,
+def verify(
+    rows: ChainRows,
+    noise: NoiseKeys,
+    draft: ChainDraft | None,  # None where nothing is drafted
+    *,
+    workspace: Workspace | None = None,
+    logprobs: bool = False,
+) -> Emitted:
+    """How far each draft goes, and the token after it."""
+    space = Workspace.serving(rows.logits, workspace)
+    plan = LaunchPlan.of(
+        space.tiling,
+        rows.logits,
+        rows.controls,
+        drafted=draft is not None,
+        draft_crest=_has_crest(draft),
+        pdl=launching.may_overlap(rows.logits.device),
     )
+    arguments = _arguments(plan, space, rows, space.summary, draft=draft, noise=noise, lane=Lane.NEXT)
+    out = _empty_outcome(plan, rows.logits.device, logprobs=logprobs)
+    with launching.current(rows.logits.device):
+        _measure(plan, arguments)
+        _decide_and_emit(plan, arguments, out)
+    return out
 
 
-def chunks(size: int) -> int:
-    """How many sums a row of so many tokens has."""
-    return int(triton.cdiv(size, TILE)) * TILE // CHUNK
+def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
+    """The first half: the laws of truncated rows, and statistics of the spans of others."""
+    pair, stats, lists, limits, state = arguments
+    options, block_best = plan.truncation, triton.next_power_of_2(plan.groups // plan.block)
+    measure[(plan.batch * plan.measured * plan.spans,)](
+        pair.rows, pair.laws, pair.draft_laws, state.rule_ptr, stats, lists, limits if plan.fuse_truncation else None,
+        state.overflow_ptr, plan.nodes, plan.measured, plan.spans,
+        SPAN=plan.span, TILE=plan.tiling.tile, LANE=plan.group, BLOCK=plan.block, PER_SPAN=plan.crest_per_span,
+        CREST=CREST, BLOCK_BEST=block_best, FEW=options.few, SWEEP=options.sweep, SHIFT=plan.unused_bits,
+        GREEDY=plan.greedy, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
+        num_warps=4, maxnreg=options.registers if plan.fuse_truncation else None,
+    )  # fmt: skip
+    if plan.truncates and not plan.fuse_truncation:
+        truncate[(plan.batch * plan.nodes,)](
+            pair.rows, pair.laws, stats, lists, limits, plan.nodes, plan.spans,
+            GROUP=plan.group, BLOCK=plan.block, BLOCK_SPANS=triton.next_power_of_2(plan.spans), BLOCK_BEST=block_best,
+            FEW=options.few, SWEEP=options.sweep, SHIFT=plan.unused_bits, GREEDY=plan.greedy, PDL=plan.pdl,
+            num_warps=options.warps, maxnreg=options.registers, launch_pdl=plan.pdl,
+        )  # fmt: skip
 
 
-def rows_of(logits: Tensor | None, node: int, tokens: Tensor, controls: Controls) -> Rows:
-    """Rows of logits and what edits them, for a kernel."""
-    allowed = controls.allowed
-    nodes, words = (0, 0) if allowed is None else (allowed.shape[1], allowed.shape[2])
-    stride_b, stride_n, size = (0, 0, 0) if logits is None else (logits.stride(0), logits.stride(1), logits.shape[-1])
-    return Rows(
-        logits, stride_b, stride_n, size, dull(node), tokens, dull(tokens.shape[1]),
-        controls.temperature, controls.bias, controls.penalties, controls.seen, controls.made, allowed, nodes, words,
+def _decide_and_emit(plan: LaunchPlan, arguments: Arguments, out: Emitted) -> None:
+    """The second half: where each draft stops, and the token after it."""
+    pair, _, lists, _, state = arguments
+    wide = triton.next_power_of_2
+    if plan.shortlists:
+        verify_lists[(plan.batch,)](
+            pair, lists, state, out, plan.nodes, BLOCK_N=wide(plan.nodes), WIDTH=LIST_WIDTH, PDL=plan.pdl,
+            num_warps=4, launch_pdl=plan.pdl,
+        )  # fmt: skip
+        return
+    _decide(plan, arguments)
+    if plan.sums:
+        sum_residuals[(plan.batch * plan.tiling.parts * plan.tiling.ranks,)](
+            pair, lists, state, plan.batch, plan.nodes, plan.tiling.parts, plan.chunks,
+            TILE=TILE, CHUNK=CHUNK, DENSE=plan.dense, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
+            num_warps=4, maxnreg=128, launch_pdl=plan.pdl,
+        )  # fmt: skip
+    emit[(plan.batch,)](
+        pair, lists, state, out, plan.nodes, plan.chunks, plan.tiling.parts,
+        CHUNK=CHUNK, BLOCK_N=wide(plan.nodes), BLOCK_CHUNKS=wide(plan.chunks), BLOCK_PARTS=wide(plan.tiling.parts),
+        DENSE=plan.dense, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
+        num_warps=8 if plan.chunks > 512 else 4, launch_pdl=plan.pdl,
     )  # fmt: skip
 
 
-def law_of(summary: Summary | None, controls: Controls) -> Law:
-    """Summaries of rows, for a kernel."""
-    if summary is None:
-        return Law(None, None, None, None, None, None, 0)
-    cutoff = summary.cutoff if controls.truncates else None
-    first = summary.first if controls.truncates or controls.greedy else None
-    crest, height = (None, None) if controls.truncates else (summary.crest, summary.height)
-    return Law(summary.shift, summary.scale, cutoff, first, crest, height, summary.shift.stride(0))
+def _decide(plan: LaunchPlan, arguments: Arguments) -> None:
+    pair, stats, _, _, state = arguments
+    decide[(plan.batch,)](
+        pair, stats, state, plan.nodes, plan.spans,
+        BLOCK_N=triton.next_power_of_2(plan.nodes), BLOCK_SPANS=triton.next_power_of_2(plan.spans), CREST=CREST,
+        DENSE=plan.dense, GREEDY=plan.greedy, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
+        num_warps=plan.decide_warps, launch_pdl=plan.pdl,
+    )  # fmt: skip
+
+
+def _arguments(
+    plan: LaunchPlan,
+    space: Workspace,
+    rows: ChainRows,
+    summary: Summary,
+    *,
+    draft: ChainDraft | None = None,
+    noise: NoiseKeys | None = None,  # None where nothing is emitted
+    lane: Lane = Lane.NEXT,  # of the emitted token's uniform, ...
+    index: int = 0,  # ... and its index there
+) -> Arguments:
+    """The kernels' arguments: what the plan has no use for is None, so that it is not compiled."""
+    controls, tokens = rows.controls, rows.tokens.contiguous()  # kernels take the row length for the stride
+    theirs = controls if draft is None else draft.controls
+    pair = LawPair(
+        rows=LogitRows.of(rows.logits, tokens, controls, rows.node),
+        laws=SummaryPtrs.of(summary, controls),
+        draft_rows=LogitRows.of(None if draft is None else draft.logits, tokens, theirs, rows.node),
+        draft_laws=SummaryPtrs.of(None if draft is None else draft.summary, theirs),
+    )
+    state = space.state._replace(
+        rule_ptr=None if draft is None else draft.rule, noise=noise, lane=int(lane), index=unspecialised(index)
+    )
+    if noise is None:
+        state = state._replace(decision_ptr=None)
+    if noise is None or not plan.sums:
+        state = state._replace(overflow_ptr=None)
+    limits = LimitPtrs(controls.top_k, controls.top_p, controls.min_p)
+    return Arguments(pair, _stats(plan, space.stats, rows), _lists(plan, space.lists), limits, state)
+
+
+def _stats(plan: LaunchPlan, stats: SpanStats, rows: ChainRows) -> SpanStats:
+    """The statistics that the plan makes use of."""
+    if not plan.uses_crest:
+        stats = stats._replace(height_ptr=None)
+    if not plan.truncates:
+        return stats._replace(group_ptr=None, share_ptr=None)
+    if plan.shortlists:  # a row's top-k makes a normaliser of its own
+        stats = stats._replace(norm_ptr=None)
+    if not edits_scores(rows.controls):  # scores are logits, and stored in their type
+        dtype = rows.logits.dtype
+        stats = stats._replace(group_ptr=stats.group_ptr.view(dtype), block_ptr=stats.block_ptr.view(dtype))
+    if not plan.many:
+        stats = stats._replace(share_ptr=None)
+    return stats if plan.block > 1 else stats._replace(block_ptr=stats.group_ptr)
+
+
+def _lists(plan: LaunchPlan, lists: CandidateLists) -> CandidateLists:
+    """The lists that the plan makes use of."""
+    return lists._replace(limit=plan.groups) if plan.truncates else lists._replace(count_ptr=None)
+
+
+def _has_crest(draft: ChainDraft | None) -> bool:
+    """Whether the drafter has kept large tokens of its rows that can be used."""
+    return (
+        draft is not None
+        and draft.summary is not None
+        and draft.summary.crest is not None
+        and not draft.controls.truncates
+    )
+
+
+def _empty_outcome(plan: LaunchPlan, device: torch.device, *, logprobs: bool) -> Emitted:
+    return Emitted(
+        torch.empty(plan.batch, plan.nodes, dtype=torch.int64, device=device),
+        torch.empty(plan.batch, dtype=torch.int32, device=device),
+        torch.empty(plan.batch, dtype=torch.int32, device=device),
+        torch.empty(plan.batch, plan.nodes, dtype=torch.float32, device=device) if logprobs else None,
+    )

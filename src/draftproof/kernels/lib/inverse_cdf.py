@@ -1,60 +1,74 @@
 # mypy: ignore-errors
-"""Inversion of a cumulated law by the sums of its chunks: first the chunk that a number falls into, then the token."""
+"""Inverse-transform sampling from sums over chunks of tokens: find the chunk first, then the token in it."""
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from draftproof.kernels.lib.rows import LATE
+from draftproof.kernels.lib.codes import NO_TOKEN
+
+
+class ChunkSearch(NamedTuple):
+    """Where to look for a token, and the threshold that the cumulated masses must exceed there."""
+
+    start: Any  # the first id
+    end: Any  # the id after the last
+    running: Any  # the mass before `start`
+    threshold: Any
+    empty: Any  # whether no chunk has any mass
 
 
 @triton.jit
-def chunk_at(parts, threshold):
-    """The chunk in which the cumulated sums [EP] first exceed the threshold, and the sum before it."""
-    c = tl.arange(0, parts.shape[0])
-    last = tl.max(tl.where(parts > 0, c, 0), 0)  # u * total may round up to total
-    sums = tl.cumsum(parts, 0)
-    before = (sums <= threshold) & (c < last)
-    return tl.reduce((before.to(tl.int32), tl.where(before, sums, 0.0)), 0, counted)
+def chunk_at(sums, threshold):
+    """The chunk in which the cumulated sums first exceed the threshold, and the sum before it."""
+    c = tl.arange(0, sums.shape[0])
+    last = tl.max(tl.where(sums > 0, c, 0), 0)  # u * total may round up to total
+    cumulated = tl.cumsum(sums, 0)
+    before = (cumulated <= threshold) & (c < last)
+    return tl.reduce((before.to(tl.int32), tl.where(before, cumulated, 0.0)), 0, sum_and_max)
 
 
 @triton.jit
-def counted(a, high_a, b, high_b):
-    """How many, and the highest: one reduction for both."""
-    return a + b, tl.maximum(high_a, high_b)
+def sum_and_max(sum_a, max_a, sum_b, max_b):
+    """A sum and a maximum in one reduction."""
+    return sum_a + sum_b, tl.maximum(max_a, max_b)
 
 
 @triton.jit
-def token_at(ids, part, running, threshold):
-    """The first token at which `running` plus the cumulated masses exceeds the threshold, LATE for none; the last one
-    that has any mass; and the masses' sum with what ran before."""
-    reached = (running + tl.cumsum(part, 0) > threshold) & (part > 0)
-    token, last, total = tl.reduce((tl.where(reached, ids, LATE), tl.where(part > 0, ids, 0), part), 0, spanned)
+def token_at(ids, masses, running, threshold):
+    """The first token at which `running` plus the cumulated masses exceeds the threshold, or NO_TOKEN; the last token
+    that has any mass; and `running` plus all masses."""
+    reached = (running + tl.cumsum(masses, 0) > threshold) & (masses > 0)
+    token, last, total = tl.reduce(
+        (tl.where(reached, ids, NO_TOKEN), tl.where(masses > 0, ids, 0), masses), 0, min_max_and_sum
+    )
     return token, last, running + total
 
 
 @triton.jit
-def spanned(first_a, last_a, sum_a, first_b, last_b, sum_b):
-    """The first, the last and the sum: one reduction for all."""
-    return tl.minimum(first_a, first_b), tl.maximum(last_a, last_b), sum_a + sum_b
+def min_max_and_sum(min_a, max_a, sum_a, min_b, max_b, sum_b):
+    """A minimum, a maximum and a sum in one reduction."""
+    return tl.minimum(min_a, min_b), tl.maximum(max_a, max_b), sum_a + sum_b
 
 
 @triton.jit
-def begin(parts, u, size, CHUNK: tl.constexpr):
-    """Where to look for the token at which masses, whose chunks have sums `parts` [EP], exceed u times their total: the
-    first id and the last, the sum before it, the threshold, and whether all chunks are bare of mass.
+def search_chunks(sums, u, vocabulary, CHUNK: tl.constexpr):
+    """Where the cumulated masses, whose chunks have these sums, exceed u times their total.
 
-    That has probability zero but for rounding: p stands in then, as in law.residual, and is looked at as a whole.
+    Without any mass, which only rounding makes possible, the caller draws from p instead, as law.residual does: the
+    whole vocabulary is searched then, for a total of 1.
     """
-    total = tl.sum(parts, 0)
-    bare = total <= 0
-    threshold = u * tl.where(bare, 1.0, total)
-    chunk, running = chunk_at(parts, threshold)
-    start = tl.where(bare, 0, chunk * CHUNK)
-    end = tl.where(bare, size, start + CHUNK)
-    return start, end, tl.where(bare, 0.0, running), threshold, bare
+    total = tl.sum(sums, 0)
+    empty = total <= 0
+    threshold = u * tl.where(empty, 1.0, total)
+    chunk, running = chunk_at(sums, threshold)
+    start = tl.where(empty, 0, chunk * CHUNK)
+    end = tl.where(empty, vocabulary, start + CHUNK)
+    return ChunkSearch(start, end, tl.where(empty, 0.0, running), threshold, empty)
 
 
 @triton.jit
-def times(a, b):
-    """A product, for a reduction."""
+def multiply(a, b):
+    """A product, for reductions."""
     return a * b

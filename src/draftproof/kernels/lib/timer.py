@@ -1,17 +1,17 @@
 # mypy: ignore-errors
-"""The device's own clock, for steps that the host does not see from the inside."""
+"""The device's own clock, for timing the inside of a CUDA graph."""
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 
-def stamp(clock, place):
-    """Write the device's time, in nanoseconds, to an entry of `clock` once everything before this is done."""
-    now[(1,)](clock[place:], num_warps=1)
-
-
 @triton.jit
-def now(out):
-    """Nanoseconds, when everything before this is done."""
-    tl.store(out, globaltimer())
+def now(out_ptr):
+    """Store the time in nanoseconds."""
+    tl.store(out_ptr, globaltimer())
+
+
+def stamp(clock, place):
+    """Write the device's time in nanoseconds to an entry of `clock`, once everything launched before has ended."""
+    now[(1,)](clock[place:], num_warps=1)

@@ -9,7 +9,7 @@ the capacity of the cache.
 import triton
 import triton.language as tl
 
-from draftproof.kernels.lib.rows import next_may_begin, wait
+from draftproof.kernels.lib.pdl import launch_dependents, wait
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def decode_attention(
     seen; `slots` [T] are then node numbers and `straight` [T] depths, both relative to the root. Slots between those of
     this call belong to other branches.
     """
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     split, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     parts = tl.cdiv(T, SOME)

@@ -4,13 +4,13 @@
 import triton
 import triton.language as tl
 
-from draftproof.kernels.lib.rows import next_may_begin, wait
+from draftproof.kernels.lib.pdl import launch_dependents, wait
 
 
 @triton.jit
 def rms_norm(x, residual, weight, total, out, eps, width, W: tl.constexpr, EARLY: tl.constexpr):
     """RMSNorm of one row of x [R, width]; with a `residual`, of their sum, which is stored in `total`."""
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, W)
@@ -35,7 +35,7 @@ def head_inputs(
     A program writes one half of a row of out [B, T, 2 * width]: from states [B, S, width], taken as `parent` [T] says,
     or from the embedding of tokens [B, N], taken as `number` [T] says; None means one after another.
     """
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     row, half = tl.program_id(0), tl.program_id(1)
     b, t = (row // T).to(tl.int64), row % T
     i = tl.arange(0, W)
@@ -62,7 +62,7 @@ def head_inputs(
 @triton.jit
 def silu_gate(gate_up, out, width, W: tl.constexpr, EARLY: tl.constexpr):
     """silu(gate) * up for W columns of one row of gate_up [R, 2 * width], in which gate and up lie side by side."""
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64) * width
     i = tl.program_id(1) * W + tl.arange(0, W)

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from draftproof.kernels.lib.rows import next_may_begin, wait
+from draftproof.kernels.lib.pdl import launch_dependents, wait
 from draftproof.kernels.llama.attention import load_rotated, online_softmax
 
 
@@ -20,7 +20,7 @@ def prefill_attention(
     [rows, kv_heads, capacity, D]; out [T, H * D]. A token in slot s sees itself and the s - 1 tokens before it; with a
     window, at most `window` in all. Every program rotates the keys it reads, so nobody waits for them to be stored.
     """
-    next_may_begin(EARLY)
+    launch_dependents(EARLY)
     wait(EARLY)
     begin, h = tl.program_id(0) * TOKENS, tl.program_id(1)
     kv_heads = tl.num_programs(1)

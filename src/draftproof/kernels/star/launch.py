@@ -1,7 +1,7 @@
-"""Optimal pick among K i.i.d. guesses after one node (bound: arXiv 2502.18779), from raw logits.
+"""Launch the kernels of the optimal pick among K i.i.d. children of one node, from raw logits.
 
 Two passes over the rows and, between them, a plan over the bins of p/q. Any binning is exact, because the pick's law is
-made from the bins that were used.
+computed from the bins that were used.
 """
 
 from __future__ import annotations
@@ -12,66 +12,82 @@ import torch
 import triton
 from torch import Tensor
 
-from draftproof.kernels.chain import launch
+from draftproof.kernels.chain.plan import CHUNK, TILE, Tiling, chunk_count
 from draftproof.kernels.lib import launching
-from draftproof.kernels.star.hull import plan
-from draftproof.kernels.star.pick import close, fill, leave
-from draftproof.kernels.types import Names, Picked, Siblings, Summary
+from draftproof.kernels.lib.laws import LawPair, SummaryPtrs
+from draftproof.kernels.lib.rows import LogitRows
+from draftproof.kernels.star.hull import plan_pick
+from draftproof.kernels.star.pick import RowIndex, draw_outcome, fill_bins, sum_residual
+from draftproof.kernels.types import NoiseKeys, Picked, Siblings, Summary
 from draftproof.verify.optimal_binned import BINS
 
+BIN_TILE = 1024  # tokens that are put into bins at a time
 
-class Room(NamedTuple):
-    """What the kernels leave for each other."""
 
-    masses: Tensor  # [B, 2, BINS] int64: of p and of q, in whole numbers of 1 / UNIT
-    guess: Tensor  # [B, K] int64, the guesses; -1 for one that counts as not drawn
-    place: Tensor  # [B, K] int32, its bin; -1 likewise
-    p: Tensor  # [B, K] float32
-    q: Tensor  # [B, K] float32
-    fault: Tensor  # [B] int32
-    rise: Tensor  # [B, BINS] float64, of each bin on the way to the hull, ...
-    run: Tensor  # [B, BINS] float64
-    edge_rise: Tensor  # [B, 1 + BINS] float64, ... and of the edge that ends with it, ...
-    edge_run: Tensor  # [B, 1 + BINS] float64
-    edge_first: Tensor  # [B, 1 + BINS] int32, ... which begins with this bin
-    share: Tensor  # [B, BINS] float64: the pick's law is this share of q
-    chosen: Tensor  # [B, K] float64, the chance of each guess to be the pick
-    sums: Tensor  # [B, E] float32, what is left in each chunk of tokens
+class PickScratch(NamedTuple):
+    """What the kernels of a pick leave for each other."""
+
+    masses_ptr: Tensor  # [B, 2, BINS] int64: of p and of q, in whole numbers of 1 / UNIT
+    token_ptr: Tensor  # [B, K] int64, the children; -1 for one that counts as not drawn
+    bin_ptr: Tensor  # [B, K] int32, the child's bin; -1 likewise
+    p_ptr: Tensor  # [B, K] float32
+    q_ptr: Tensor  # [B, K] float32
+    fault_ptr: Tensor  # [B] int32
+    rise_ptr: Tensor  # [B, BINS] float64, of each bin on the way to the hull, ...
+    run_ptr: Tensor  # [B, BINS] float64
+    edge_rise_ptr: Tensor  # [B, 1 + BINS] float64, ... and of the edge that ends with it, ...
+    edge_run_ptr: Tensor  # [B, 1 + BINS] float64
+    edge_first_ptr: Tensor  # [B, 1 + BINS] int32, ... which begins with this bin
+    share_ptr: Tensor  # [B, BINS] float64: the pick's law is this share of q
+    chosen_ptr: Tensor  # [B, K] float64, the chance of each child to be the pick
+    sums_ptr: Tensor  # [B, E] float32, the residual of each chunk of tokens
 
     @staticmethod
-    def of(batch: int, guesses: int, size: int, device: torch.device) -> Room:
-        """Memory for so many guesses of each sequence."""
+    def of(batch: int, children: int, vocabulary: int, device: torch.device) -> PickScratch:
+        """Scratch memory for so many children of each sequence."""
 
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        double, word, each, bins, ends = torch.float64, torch.int32, (batch, guesses), (batch, BINS), (batch, 1 + BINS)
-        return Room(
-            torch.zeros(batch, 2, BINS, dtype=torch.int64, device=device),
-            room(*each, dtype=torch.int64), room(*each, dtype=word), room(*each), room(*each), room(batch, dtype=word),
-            room(*bins, dtype=double), room(*bins, dtype=double), room(*ends, dtype=double), room(*ends, dtype=double),
-            room(*ends, dtype=word), room(*bins, dtype=double), room(*each, dtype=double),
-            room(batch, launch.chunks(size)),
-        )  # fmt: skip
+        return PickScratch(
+            masses_ptr=torch.zeros(batch, 2, BINS, dtype=torch.int64, device=device),
+            token_ptr=empty(batch, children, dtype=torch.int64),
+            bin_ptr=empty(batch, children, dtype=torch.int32),
+            p_ptr=empty(batch, children),
+            q_ptr=empty(batch, children),
+            fault_ptr=empty(batch, dtype=torch.int32),
+            rise_ptr=empty(batch, BINS, dtype=torch.float64),
+            run_ptr=empty(batch, BINS, dtype=torch.float64),
+            edge_rise_ptr=empty(batch, 1 + BINS, dtype=torch.float64),
+            edge_run_ptr=empty(batch, 1 + BINS, dtype=torch.float64),
+            edge_first_ptr=empty(batch, 1 + BINS, dtype=torch.int32),
+            share_ptr=empty(batch, BINS, dtype=torch.float64),
+            chosen_ptr=empty(batch, children, dtype=torch.float64),
+            sums_ptr=empty(batch, chunk_count(vocabulary)),
+        )
 
 
-def pick(guesses: Siblings, names: Names, laws: Summary, drafted: Summary) -> Picked:
+def pick(siblings: Siblings, noise: NoiseKeys, laws: Summary, drafted: Summary) -> Picked:
     """See draftproof.kernels.pick."""
-    target, node, draft, row, tokens, controls, draft_controls = guesses
-    (batch, count), size, device = tokens.shape, target.shape[-1], target.device
-    tokens = tokens.contiguous()
-    common = (
-        launch.rows_of(target, 0, tokens, controls), launch.law_of(laws, controls),
-        launch.rows_of(draft, 0, tokens, draft_controls), launch.law_of(drafted, draft_controls),
-        (node.contiguous(), row.contiguous()),
-    )  # fmt: skip
-    room = Room.of(batch, count, size, device)
+    tokens, device = siblings.tokens.contiguous(), siblings.target.device
+    (batch, count), vocabulary = tokens.shape, siblings.target.shape[-1]
+    pair = LawPair(
+        rows=LogitRows.of(siblings.target, tokens, siblings.controls),
+        laws=SummaryPtrs.of(laws, siblings.controls),
+        draft_rows=LogitRows.of(siblings.draft, tokens, siblings.draft_controls),
+        draft_laws=SummaryPtrs.of(drafted, siblings.draft_controls),
+    )
+    index = RowIndex(siblings.node.contiguous(), siblings.row.contiguous())
+    scratch = PickScratch.of(batch, count, vocabulary, device)
     child, token = (torch.empty(batch, dtype=torch.int64, device=device) for _ in range(2))
-    out = Picked(child, token, room.fault)
-    parts, kept, wide = launch.Plan.of(batch, 1, size).parts, launch.chunks(size), triton.next_power_of_2
+    out = Picked(child, token, scratch.fault_ptr)
+    parts, chunks = Tiling.of(batch, 1, vocabulary).parts, chunk_count(vocabulary)
+    block_k, block_chunks = triton.next_power_of_2(count + 1), triton.next_power_of_2(chunks)
     with launching.current(device):
-        fill[(batch * parts,)](*common, room, parts, count, TILE=1024, KP=wide(count + 1))
-        plan[(batch,)](room, count, KP=wide(count + 1), num_warps=8)
-        leave[(batch * parts,)](*common, room, parts, count, kept, TILE=launch.TILE, CHUNK=launch.CHUNK)
-        close[(batch,)](*common, room, names, out, count, kept, CHUNK=launch.CHUNK, KP=wide(count + 1), EP=wide(kept))
+        fill_bins[(batch * parts,)](pair, index, scratch, parts, count, TILE=BIN_TILE, BLOCK_K=block_k)
+        plan_pick[(batch,)](scratch, count, BLOCK_K=block_k, num_warps=8)
+        sum_residual[(batch * parts,)](pair, index, scratch, parts, count, chunks, TILE=TILE, CHUNK=CHUNK)
+        draw_outcome[(batch,)](
+            pair, index, scratch, noise, out, count, chunks, CHUNK=CHUNK, BLOCK_K=block_k, BLOCK_CHUNKS=block_chunks
+        )
     return out

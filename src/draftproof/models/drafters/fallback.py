@@ -1,7 +1,7 @@
-"""Drafters in order of preference: a phrase found again where there is one, the next drafter's guess elsewhere.
+"""Several drafters in order of preference: a row uses the first one that has a guess, such as "ngram|smollm2".
 
-Who guesses in a row is settled at the start of a step, by what follows the committed text, so it depends on nothing
-that is drawn. A drafter that nobody needs is not asked; its session reads what it missed when it is next asked.
+Which drafter serves a row is decided at the start of a step, from what follows the committed text, so it depends on
+nothing that is drawn. A drafter that no row needs is not called; its session reads what it missed at its next call.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ from draftproof.models.base import (
     taps,
 )
 
-# Score of the tokens beside a certain guess. Finite, so that masking the guess still leaves a valid law.
+# Score of all other tokens beside a certain guess. Finite, so that masking the guess still leaves a valid law.
 UNLIKELY = -1e4
 
 
-class Mixed:
-    """`Mixed([NGram(...), small_model])`, or by name "ngram|smollm2"."""
+class Fallback:
+    """A drafter that tries several in order: `Fallback([NGram(...), small_model])`."""
 
     def __init__(self, parts: Sequence[Model]) -> None:
         if len(parts) < 2:
-            raise DraftproofError(f"a mixture needs at least two drafters, not {len(parts)}")
+            raise DraftproofError(f"a fallback needs at least two drafters, not {len(parts)}: pass the drafter itself")
         if len({part.vocabulary for part in parts}) > 1:
             sizes = ", ".join(f"{part.name} {part.vocabulary}" for part in parts)
-            raise DraftproofError(
-                f"mixed drafters must have one vocabulary, not {sizes}: choose drafters of one target"
-            )
+            raise DraftproofError(f"drafters must share one vocabulary, not {sizes}: choose drafters of one target")
         self.parts: list[Any] = list(parts)
         self.name = "|".join(part.name for part in parts)
         self.vocabulary = parts[0].vocabulary
@@ -51,31 +49,31 @@ class Mixed:
         self.tokenizer = None
         self.taps: Sequence[int] = next((read for part in self.parts if (read := taps(part))), ())
 
-    def session(self, rows: int, capacity: int) -> MixedSession:
-        return MixedSession([part.session(rows, capacity) for part in self.parts], self.vocabulary)
+    def session(self, rows: int, capacity: int) -> FallbackSession:
+        return FallbackSession([part.session(rows, capacity) for part in self.parts], self.vocabulary)
 
-    def beside(self, session: Any) -> MixedSession:
-        """Where one of the drafters reads the target's hidden states in this session."""
+    def beside(self, session: Any) -> FallbackSession:
+        """Open a session beside the target's, where one of the drafters reads its hidden states."""
         main = innermost(session)
         parts = [draft_session(part, session, main.cache.rows, main.capacity) for part in self.parts]
-        return MixedSession(parts, self.vocabulary)
+        return FallbackSession(parts, self.vocabulary)
 
     @property
     def facts(self) -> ModelFacts:
-        """Of the largest drafter; how good they are together is not known before they were seen."""
+        """The facts of the largest drafter; how good they are together is only known when measured."""
         return ModelFacts(weights=max(facts(part).weights for part in self.parts))
 
 
-class MixedSession:
-    """A session of each drafter; all hear what was committed."""
+class FallbackSession:
+    """A session of each drafter; all of them commit every step."""
 
     speaks: Literal["logits", "law"] = "logits"
 
     def __init__(self, sessions: Sequence[Session], vocabulary: int) -> None:
         self.sessions: list[Any] = list(sessions)
-        self.learners = [one for session in sessions if (one := offers(session, LearnsFromTarget)) is not None]
+        self.learners = [learner for session in sessions if (learner := offers(session, LearnsFromTarget)) is not None]
         self.vocabulary = vocabulary
-        self.source: list[int] = []  # of each row, in this step
+        self.source: list[int] = []  # index of each row's drafter in this step
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
         for session in self.sessions:
@@ -90,14 +88,14 @@ class MixedSession:
             forget(session)
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
-        said = self._first(tree, tokens, nodes) if nodes.start == 0 else self._deeper(tree, tokens, nodes)
-        rows = [said[source][b] for b, source in enumerate(self.source)]
+        scores = self._first(tree, tokens, nodes) if nodes.start == 0 else self._deeper(tree, tokens, nodes)
+        rows = [scores[source][b] for b, source in enumerate(self.source)]
         like = next((row for row in rows if not is_numpy_array(row)), rows[0])
         xp = array_namespace(like)
         return xp.stack([xp.asarray(row, dtype=like.dtype, device=like.device) for row in rows], axis=0)
 
     def learn(self, tree: Tree, tokens: Array, logits: Array) -> None:
-        """The target's logits [B, N, V], for drafters that remember them."""
+        """Pass the target's logits [B, N, V] to drafters that remember them."""
         for session in self.learners:
             session.learn(tree, tokens, logits)
 
@@ -106,31 +104,31 @@ class MixedSession:
             session.commit(tree, tokens, node, token)
 
     def _first(self, tree: Tree, tokens: Array, nodes: range) -> dict[int, Array]:
-        """Ask one after another until every row has a guess; the last one takes what is left."""
+        """Call the drafters in order until every row has a guess; the last one serves all remaining rows."""
         last = len(self.sessions) - 1
-        self.source, said = [last] * len(tokens), {}
+        self.source, scores = [last] * len(tokens), {}
         for i in range(last + 1):
-            left = [b for b, source in enumerate(self.source) if source == last]
-            if not left:
+            remaining = [b for b, source in enumerate(self.source) if source == last]
+            if not remaining:
                 break
-            said[i] = self._scores(i, tree, tokens, nodes)
-            xp = array_namespace(said[i])
-            speaks = xp.max(said[i][:, 0], axis=-1) > -np.inf
-            for b in left:
-                if bool(speaks[b]):
+            scores[i] = self._scores(i, tree, tokens, nodes)
+            xp = array_namespace(scores[i])
+            has_guess = xp.max(scores[i][:, 0], axis=-1) > -np.inf
+            for b in remaining:
+                if bool(has_guess[b]):
                     self.source[b] = i
-        return said
+        return scores
 
     def _deeper(self, tree: Tree, tokens: Array, nodes: range) -> dict[int, Array]:
         return {i: self._scores(i, tree, tokens, nodes) for i in set(self.source)}
 
     def _scores(self, part: int, tree: Tree, tokens: Array, nodes: range) -> Array:
-        """[B, n, V]: what a drafter says, as scores; minus infinity everywhere where it has no guess."""
+        """A drafter's scores [B, n, V]; minus infinity everywhere in a row without a guess."""
         session = self.sessions[part]
-        said = session.extend(tree, tokens, nodes)
+        rows = session.extend(tree, tokens, nodes)
         if session.speaks == "logits":
-            return said
-        xp = array_namespace(said)
-        some = xp.max(said, axis=-1, keepdims=True) > 0
-        scores = xp.where(said > 0, xp.log(xp.where(said > 0, said, said * 0 + 1)), said * 0 + UNLIKELY)
-        return xp.where(some, scores, said * 0 - np.inf)
+            return rows
+        xp = array_namespace(rows)
+        some = xp.max(rows, axis=-1, keepdims=True) > 0
+        scores = xp.where(rows > 0, xp.log(xp.where(rows > 0, rows, rows * 0 + 1)), rows * 0 + UNLIKELY)
+        return xp.where(some, scores, rows * 0 - np.inf)

@@ -1,7 +1,7 @@
-"""Prompt lookup (Saxena 2023): guess that what followed these words before follows them again.
+"""Prompt lookup (Saxena 2023): guess that what followed the last tokens before follows them again.
 
-The drafter is the text itself: the longest recent n-gram that occurred earlier names the next token. Its law is a point
-mass, so every verifier treats the guess as what it is, and where nothing matches it makes no guess at all.
+The drafter is the text itself: the longest recent n-gram that occurred earlier gives the next token. Its law is a point
+mass, so every verifier is exact for it, and where nothing matches there is no guess.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from draftproof.law import Array
 
 
 class NGram:
-    """Drafter for any target: it needs the size of the vocabulary and nothing else."""
+    """The n-gram drafter for any target of this vocabulary size."""
 
     def __init__(self, vocabulary: int, longest: int = 4, shortest: int = 2) -> None:
         self.name = "ngram"
@@ -32,7 +32,7 @@ class NGram:
 
 
 class NGramSession:
-    """For each row the text and an index from every n-gram in it to the token that followed it last."""
+    """Each row's text, and an index from every n-gram in it to the token that last followed it."""
 
     speaks: Literal["logits", "law"] = "law"
 
@@ -57,7 +57,7 @@ class NGramSession:
         return laws
 
     def guess(self, tree: Tree, tokens: Array, nodes: range) -> np.ndarray:
-        """[B, len(nodes)]: the token that has all the mass of each law; -1 where there is none."""
+        """The guessed tokens [B, len(nodes)]; -1 where there is no guess."""
         guesses = np.full((len(tokens), len(nodes)), -1, dtype=np.int64)
         for b, drawn in enumerate(tokens):
             for i, node in enumerate(nodes):
@@ -72,7 +72,7 @@ class NGramSession:
 
     @property
     def bytes(self) -> int:
-        """Memory of the index, about: an entry is a key of a few tokens in a table that is half full."""
+        """Approximate memory of the index."""
         return sum(sys.getsizeof(table) + sum(map(sys.getsizeof, table)) for table in self.followers)
 
     def _append(self, row: int, tokens: Sequence[int]) -> None:

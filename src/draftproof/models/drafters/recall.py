@@ -1,8 +1,8 @@
-"""Distributions seen before as drafter: what the target said after these tokens is a good guess of what it will say.
+"""Draft from the target's earlier logits: what it predicted after these tokens before is a good guess now.
 
-While text is written, the target's logits are kept (their largest entries) under the few tokens they followed. When the
-same tokens come again, in another request or at another temperature, they are drafted from. The law drawn from is the
-law verified, so old news costs acceptance, never exactness. Memory is bounded; what was not used longest goes first.
+The largest entries of the target's logits are stored under the few tokens before them. When the same tokens occur
+again, in another request or at another temperature, the draft is drawn from those logits. The law drawn from is the
+law verified, so outdated entries cost acceptance, never exactness. Memory is bounded; the least recently used go first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftproof.law import Array
 
 
 class Recall:
-    """A drafter that learns from the target's own calls; share one object between requests to share what it knows."""
+    """A drafter that learns from the target's own calls; requests that share the object share its entries."""
 
     def __init__(self, vocabulary: int, suffix: int = 3, kept: int = 64, entries: int = 100_000) -> None:
         if suffix < 1 or kept < 1 or entries < 1:
@@ -36,7 +36,7 @@ class Recall:
         return RecallSession(self, rows)
 
     def remember(self, context: Sequence[int], logits: np.ndarray) -> None:
-        """Keep the largest entries of a row of logits [V] under the end of its context."""
+        """Store the largest entries of a row of logits [V] under the end of its context."""
         key = tuple(context[-self.suffix :])
         best = np.argpartition(logits, -self.kept)[-self.kept :]
         self.known[key] = (best.astype(np.int32), logits[best].astype(np.float32))
@@ -45,7 +45,7 @@ class Recall:
             self.known.popitem(last=False)
 
     def recall(self, context: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens and logits last seen after the end of this context."""
+        """The tokens and logits last stored for the end of this context."""
         key = tuple(context[-self.suffix :])
         if key in self.known:
             self.known.move_to_end(key)
@@ -54,7 +54,7 @@ class Recall:
 
 
 class RecallSession:
-    """Rows of text and what is known about their ends."""
+    """Rows of text, each by its last few tokens."""
 
     speaks: Literal["logits", "law"] = "logits"
 
@@ -72,28 +72,28 @@ class RecallSession:
         logits = np.full((len(tokens), len(nodes), self.model.vocabulary), -np.inf, dtype=np.float32)
         for b, drawn in enumerate(tokens):
             for i, node in enumerate(nodes):
-                found = self.model.recall(self._context(b, drawn, tree, node))
-                if found is not None:
-                    logits[b, i, found[0]] = found[1]
+                entry = self.model.recall(self._context(b, drawn, tree, node))
+                if entry is not None:
+                    logits[b, i, entry[0]] = entry[1]
         return logits
 
     def learn(self, tree: Tree, tokens: Array, logits: Array) -> None:
-        """The target's logits [B, N, V] after the nodes of a draft, on the device they are on."""
+        """Store the target's logits [B, N, V] after the nodes of a draft; they may be on any device."""
         rows = logits.float().cpu().numpy() if hasattr(logits, "cpu") else np.asarray(logits, dtype=np.float32)
-        sound = np.isfinite(rows.max(-1))  # of other rows no law is made, so neither is a guess
+        finite = np.isfinite(rows.max(-1))  # rows with NaN or no allowed token are not stored
         for b, drawn in enumerate(tokens):
             for node in range(tree.size):
-                if sound[b, node] and all(drawn[n] >= 0 for n in tree.path(node)):
+                if finite[b, node] and all(drawn[n] >= 0 for n in tree.path(node)):
                     self.model.remember(self._context(b, drawn, tree, node), rows[b, node])
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
-            kept = [int(tokens[b][n]) for n in tree.path(int(last))]
-            self.texts[b] = [*self.texts[b], *kept, int(token[b])][-self.model.suffix :]
+            accepted = [int(tokens[b][n]) for n in tree.path(int(last))]
+            self.texts[b] = [*self.texts[b], *accepted, int(token[b])][-self.model.suffix :]
 
     @property
     def bytes(self) -> int:
-        """Memory of all that is kept, for this session and others."""
+        """Memory of all entries, of this session and others."""
         return sum(tokens.nbytes + logits.nbytes for tokens, logits in self.model.known.values())
 
     def _context(self, row: int, drawn: Any, tree: Tree, node: int) -> list[int]:

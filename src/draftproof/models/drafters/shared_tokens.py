@@ -1,9 +1,9 @@
-"""Drafters of another tokenizer family (Timor et al., arXiv 2502.05202): guess in the tokens that both models know.
+"""Draft models with another tokenizer (Timor et al., arXiv 2502.05202): guess only tokens that both models share.
 
-The drafter's scores are cut to the shared tokens before anything is drawn, so the law drawn from is the law verified
-and every rule stays exact. (Drawing first and dropping what the target lacks would not be.) The drafter reads the text
-in tokens of its own: those that both share are carried over one by one, and where the target says something that the
-drafter has no token for, the text is spelled out and tokenised anew, back to where the two readings agree.
+The drafter's scores are restricted to the shared tokens before anything is drawn, so the law drawn from is the law
+verified and every rule stays exact. (Drawing first and dropping what the target lacks would not be.) The drafter reads
+the text in its own tokens: shared tokens are translated one by one, and where the target emits a token that the drafter
+lacks, the text is tokenised again as bytes, back to where the two tokenisations agree.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.base import Model, forget, rejoin
-from draftproof.models.drafters.token_bytes import Reader, Spelling, common, outgrown, room, shorten
+from draftproof.models.drafters.token_bytes import Reader, TokenBytes, common, outgrown, room, shorten
 
-FEWEST = 20  # one token in so many must be shared: a drafter that can name less is seldom right
+FEWEST = 20  # at least one token in so many must be shared: with fewer a drafter is seldom right
 
 
 def fit(target: Model, draft: Model) -> Model:
-    """The drafter itself where it speaks the target's vocabulary, else a translation of it."""
+    """The drafter itself if it has the target's vocabulary, else a translation of it."""
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocabulary != draft.vocabulary:
             raise DraftproofError(
                 f"draft {draft.name!r} has {draft.vocabulary} tokens but target {target.name!r} has "
-                f"{target.vocabulary}, and no tokenizer says which are the same: use --draft ngram"
+                f"{target.vocabulary}, and there is no tokenizer to match them: use --draft ngram"
             )
         return draft
     if target.tokenizer.get_vocab() == draft.tokenizer.get_vocab():
@@ -40,8 +40,8 @@ def fit(target: Model, draft: Model) -> Model:
     shared = Shared.of(target, draft)
     if len(shared.ours) * FEWEST < target.vocabulary:
         raise DraftproofError(
-            f"draft {draft.name!r} knows {len(shared.ours)} of the {target.vocabulary} tokens of {target.name!r}: "
-            f"let it guess text with --draft text:{draft.name}"
+            f"draft {draft.name!r} shares only {len(shared.ours)} of the {target.vocabulary} tokens of "
+            f"{target.name!r}: let it draft text with --draft text:{draft.name}"
         )
     return Translated(target, draft, shared, Reader.of(target, draft))
 
@@ -55,17 +55,17 @@ class Shared(NamedTuple):
 
     @staticmethod
     def of(target: Model, draft: Model) -> Shared:
-        """Tokens of the same bytes; special ones are left to their own models."""
+        """Match tokens that have the same bytes; special tokens are not shared."""
         sides = []
         for model in (target, draft):
-            plain = sorted(Spelling.of(model).plain.items(), reverse=True)  # of two tokens alike the first counts
-            sides.append({said: i for i, said in plain if i < model.vocabulary})
+            plain = sorted(TokenBytes.of(model).plain.items(), reverse=True)  # of equal tokens the first id counts
+            sides.append({spelled: i for i, spelled in plain if i < model.vocabulary})
         both = sorted(sides[0].keys() & sides[1].keys(), key=sides[0].__getitem__)
-        ours, theirs = (np.array([side[said] for said in both], dtype=np.int64) for side in sides)
+        ours, theirs = (np.array([side[spelled] for spelled in both], dtype=np.int64) for side in sides)
         return Shared(ours, theirs, target.vocabulary)
 
     def carry(self, rows: Array, empty: Any) -> Array:
-        """Rows over the draft's tokens [..., V'] as rows over the target's [..., V]: `empty` where nothing is shared.
+        """Rows over the draft's tokens [..., V'] as rows over the target's [..., V]; `empty` where no token is shared.
 
         >>> Shared(np.array([0, 3]), np.array([2, 1]), 4).carry(np.array([0.5, 0.3, 0.2]), 0.0)
         array([0.2, 0. , 0. , 0.3])
@@ -77,10 +77,10 @@ class Shared(NamedTuple):
 
 
 class Translated:
-    """A drafter of another vocabulary in the target's tokens."""
+    """A drafter with another vocabulary, translated to the target's tokens."""
 
     def __init__(self, target: Model, draft: Model, shared: Shared, reader: Reader | None) -> None:
-        """`reader` is None where the vocabularies differ by padding alone: then there is nothing to spell."""
+        """`reader` is None where the vocabularies differ by padding alone, and no text has to be tokenised again."""
         self.draft, self.shared, self.reader = draft, shared, reader
         self.name = draft.name if reader is None else f"{draft.name} ({len(shared.ours)} shared tokens)"
         self.vocabulary = target.vocabulary
@@ -95,7 +95,7 @@ class Translated:
 
 
 class TranslatedSession:
-    """The drafter's session, and for each row the text so far: in bytes, and as the drafter has read it."""
+    """The drafter's session, with each row's text in bytes and in the drafter's tokens."""
 
     speaks: Literal["logits", "law"] = "logits"
 
@@ -104,7 +104,7 @@ class TranslatedSession:
         self.inner = model.draft.session(rows, capacity)
         self.texts = [b""] * rows
         self.views: list[list[int]] = [[]] * rows  # lists are replaced, never changed
-        self.current = [True] * rows  # whether the view holds the whole text
+        self.current = [True] * rows  # whether the view covers the whole text
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
         if self.model.reader is None:
@@ -139,30 +139,30 @@ class TranslatedSession:
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         theirs = self._translate(tokens)
         last = self.model.theirs[list(token)].tolist()
-        self.inner.commit(tree, theirs, node, [max(one, 0) for one in last])
+        self.inner.commit(tree, theirs, node, [max(token_id, 0) for token_id in last])
         for b, end in enumerate(node):
             path = tree.path(int(end))
-            said = [*theirs[b, list(path)].tolist(), last[b]]
+            added = [*theirs[b, list(path)].tolist(), last[b]]
             if self.model.reader is not None:
                 self.texts[b] += self.model.reader.spell([*(int(tokens[b][n]) for n in path), token[b]])
-            if self.current[b] and -1 not in said:
-                self.views[b] = [*self.views[b], *said]
+            if self.current[b] and -1 not in added:
+                self.views[b] = [*self.views[b], *added]
                 continue
-            held = self.views[b] + said[: said.index(-1) if -1 in said else None]
-            new = [i for i in self.views[b] + said if i >= 0]
+            before = self.views[b] + added[: added.index(-1) if -1 in added else None]
+            new = [i for i in self.views[b] + added if i >= 0]
             if self.model.reader is not None:
                 new, self.current[b] = self.model.reader.read(self.texts[b])
             self.views[b] = new
-            rejoin(self.inner, b, new, common(held, new))
+            rejoin(self.inner, b, new, common(before, new))
 
     def _translate(self, tokens: Array) -> np.ndarray:
-        """[B, N] in the drafter's tokens; -1 for what was not drawn and for what it has no token for."""
+        """The tokens [B, N] in the drafter's ids; -1 where none was drawn or the drafter has no such token."""
         theirs: np.ndarray = self.model.theirs[np.asarray(tokens)]
         theirs[:, 0] = [view[-1] for view in self.views[: len(theirs)]]
         return theirs
 
     def _make_room(self, row: int, nodes: int) -> None:
-        """A text that outgrows the drafter is read from further on."""
+        """Shorten a text that has outgrown the drafter's context."""
         if not outgrown(self.views[row], nodes, self.capacity):
             return
         self.texts[row], self.views[row] = shorten(self.texts[row], self.views[row], self.model.reader, self.capacity)

@@ -1,9 +1,9 @@
-"""Text as draft (Timor et al., arXiv 2502.05202): any model writes on, the target's tokenizer cuts its words anew.
+"""Draft text with any model and tokenise it again for the target (Timor et al., arXiv 2502.05202).
 
-The drafter needs no token in common with the target. It writes its likeliest continuation, all of what it wrote is
-tokenised again by the target's tokenizer, and the tokens are guesses with all their law on one point. Nothing is drawn,
-so the guesses are a function of the text so far and every verifier is exact for them; of all points the likeliest is
-the best, because a guess without a law is kept with the target's own probability.
+The drafter needs no token in common with the target. It writes its likeliest continuation, which is tokenised again by
+the target's tokenizer; the tokens are guesses whose law is a point mass. Nothing is drawn, so the guesses are a
+function of the text so far and every verifier is exact for them. Greedy decoding is the best choice, because a guess
+without a law is accepted with the target's own probability.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.base import Model, forget, rejoin
-from draftproof.models.drafters.token_bytes import Reader, Spelling, common, outgrown, room, shorten
+from draftproof.models.drafters.token_bytes import Reader, TokenBytes, common, outgrown, room, shorten
 
-AHEAD = 4  # tokens beyond two for each guess, in which it must have been written
-MARGIN = 64  # bytes before the guesses that are tokenised with them: a tokenizer looks at a word's surroundings
+AHEAD = 4  # the drafter writes at most two tokens per guess, and so many more
+MARGIN = 64  # bytes of text before the guesses that are tokenised with them, for context
 
 
-class Teller(NamedTuple):
-    """Makes the target's tokens of what the drafter wrote."""
+class Retokenizer(NamedTuple):
+    """Converts the drafter's tokens to the target's tokens."""
 
     target: Model
-    spelled: dict[int, bytes]  # of the target's tokens
-    written: dict[int, bytes]  # of the drafter's
+    spelled: dict[int, bytes]  # bytes of the target's tokens
+    written: dict[int, bytes]  # bytes of the drafter's tokens
 
-    def retell(self, before: bytes, written: Sequence[int]) -> tuple[list[int], bool]:
-        """Guesses, and whether they are final: the text ended. The last word may yet grow, so it is no guess."""
+    def retokenize(self, before: bytes, written: Sequence[int]) -> tuple[list[int], bool]:
+        """The guesses, and whether the text ended. Without an end the last token is dropped: it may still grow."""
         ends = next((i for i, token in enumerate(written) if token not in self.written), None)
         text = b"".join(self.written[token] for token in written[:ends])
         tokens = self._after(before, text)
@@ -41,44 +41,46 @@ class Teller(NamedTuple):
         return tokens + list(self.target.end_tokens[:1]), True
 
     def _after(self, before: bytes, text: bytes) -> list[int]:
-        """Tokens of `text` where it follows `before`; alone where a token would reach across the two."""
+        """Tokens of `text` after `before`; `text` is tokenised alone if a token would span both."""
         together = self._encode(before + text)
-        start, left = len(together), len(text.decode(errors="ignore").encode())
-        while left > 0 and start > 0:
+        start, remaining = len(together), len(text.decode(errors="ignore").encode())
+        while remaining > 0 and start > 0:
             start -= 1
-            left -= len(self.spelled.get(together[start], b""))
-        return together[start:] if left == 0 else self._encode(text)
+            remaining -= len(self.spelled.get(together[start], b""))
+        return together[start:] if remaining == 0 else self._encode(text)
 
     def _encode(self, text: bytes) -> list[int]:
         words = text.decode(errors="ignore")
         return [int(token) for token in self.target.tokenizer.encode(words, add_special_tokens=False)]
 
 
-class Retold:
-    """Any model with a tokenizer as drafter for any other."""
+class TextDrafter:
+    """Any model with a tokenizer as drafter for any target with one."""
 
     def __init__(self, target: Model, draft: Model) -> None:
         if target.tokenizer is None or draft.tokenizer is None:
-            raise DraftproofError(f"text drafts need two tokenizers: {target.name!r} or {draft.name!r} has none")
+            raise DraftproofError(
+                f"text drafts need two tokenizers, but {target.name!r} or {draft.name!r} has none: use --draft ngram"
+            )
         self.draft = draft
         self.reader = Reader.of(target, draft)
-        self.teller = Teller(target, Spelling.of(target).plain, Spelling.of(draft).plain)
+        self.retokenizer = Retokenizer(target, TokenBytes.of(target).plain, TokenBytes.of(draft).plain)
         self.name = f"text:{draft.name}"
         self.vocabulary = target.vocabulary
         self.context: int | None = None
         self.end_tokens: tuple[int, ...] = ()
         self.tokenizer = None
 
-    def session(self, rows: int, capacity: int) -> RetoldSession:
-        return RetoldSession(self, rows, room(self.draft, capacity))
+    def session(self, rows: int, capacity: int) -> TextDraftSession:
+        return TextDraftSession(self, rows, room(self.draft, capacity))
 
 
-class RetoldSession:
-    """For each row the text in bytes, what the drafter has read, and in a step what it wrote and the guesses in it."""
+class TextDraftSession:
+    """Each row's text in bytes, the drafter's view of it, and in a step the drafter's continuation and its guesses."""
 
     speaks: Literal["logits", "law"] = "law"
 
-    def __init__(self, model: Retold, rows: int, capacity: int) -> None:
+    def __init__(self, model: TextDrafter, rows: int, capacity: int) -> None:
         self.model, self.capacity = model, capacity
         self.inner = model.draft.session(rows, capacity)
         self.texts = [b""] * rows
@@ -110,21 +112,21 @@ class RetoldSession:
         return laws
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
-        """The drafter keeps all that it wrote; what became of it is seen when it is to write again."""
+        """Commit all the drafter wrote; the next step compares it with what was accepted."""
         rows = range(len(node))
         if self.written[0]:
             mine = np.array([[self.views[b][-1], *self.written[b]] for b in rows])
             self.inner.commit(Tree.chain(mine.shape[1] - 1), mine, [mine.shape[1] - 1] * len(mine), [0] * len(mine))
         for b in rows:
-            said = [*(int(tokens[b][n]) for n in tree.path(int(node[b]))), int(token[b])]
-            self.texts[b] += self.model.reader.spell(said)
+            accepted = [*(int(tokens[b][n]) for n in tree.path(int(node[b]))), int(token[b])]
+            self.texts[b] += self.model.reader.spell(accepted)
             self.views[b], self.written[b] = self.views[b] + self.written[b], []
 
     def _write(self, rows: int, depth: int) -> None:
-        """Write on until there are `depth` guesses in every row, or about twice as many tokens.
+        """Write until every row has `depth` guesses, or about twice as many tokens.
 
-        A row may have to write on for the sake of others, and its guesses must not depend on that: those that there are
-        stay, and the next one comes in time or not at all.
+        A row may have to continue because of others, and its guesses must not depend on that: earlier guesses stay, and
+        a further one counts only if it comes within its own limit of tokens.
         """
         chain = Tree.chain(2 * depth + AHEAD)
         current = [self._read(b, chain.size) for b in range(rows)]
@@ -134,26 +136,26 @@ class RetoldSession:
         for node in range(chain.size - 1):
             logits = self.inner.extend(chain, tokens, range(node, node + 1))[:, 0]
             tokens[:, node + 1] = array_namespace(logits).argmax(logits, axis=-1).tolist()
-            done = []
+            finished = []
             for b in range(rows):
                 self.written[b] = tokens[b, 1 : node + 2].tolist()
-                told, final = self.model.teller.retell(self.texts[b][-MARGIN:], self.written[b])
+                guesses, final = self.model.retokenizer.retokenize(self.texts[b][-MARGIN:], self.written[b])
                 count = len(self.guesses[b])
-                if told[:count] == self.guesses[b] and node < 2 * count + 2 + AHEAD:
-                    self.guesses[b] = told
-                done.append(final or len(self.guesses[b]) >= depth)
-            if all(done):
+                if guesses[:count] == self.guesses[b] and node < 2 * count + 2 + AHEAD:
+                    self.guesses[b] = guesses
+                finished.append(final or len(self.guesses[b]) >= depth)
+            if all(finished):
                 break
         for b in range(rows):
-            if not current[b]:  # after half a character nothing can be written
+            if not current[b]:  # an incomplete character cannot be continued
                 self.guesses[b] = []
 
     def _read(self, row: int, nodes: int) -> bool:
-        """Bring the drafter up to date with a row's text; whether all of it could be read."""
-        held = self.views[row]
+        """Give the drafter a row's text; returns whether all of it could be tokenised."""
+        before = self.views[row]
         view, whole = self.model.reader.read(self.texts[row])
         if outgrown(view, nodes, self.capacity):
             self.texts[row], view = shorten(self.texts[row], view, self.model.reader, self.capacity)
         self.views[row] = view
-        rejoin(self.inner, row, view, common(held, view))
+        rejoin(self.inner, row, view, common(before, view))
         return whole

@@ -1,7 +1,7 @@
-"""What comes with the package: models small enough to be there without a network.
+"""Read and write the small models that come with the package.
 
-Their tokenizer is kept compressed, at a sixth of its size, and their matrices as 8-bit integers with a scale for each
-row; transformers does not read that, so it is read here.
+Their tokenizer is stored compressed, at a sixth of its size, and their matrices as 8-bit integers with a scale for each
+row. transformers cannot read that format.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TEMPLATE = "chat_template.jinja"
 
 
 def folder(name: str) -> Path:
-    """Where the package keeps the model of that name."""
+    """The folder of the bundled model of that name."""
     return WEIGHTS / name
 
 
 def network(place: Path, precision: Any) -> Any:
-    """The model of transformers that `save_network` wrote there."""
+    """Load the transformers model that `save_network` wrote."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -30,17 +30,17 @@ def network(place: Path, precision: Any) -> Any:
     from draftproof.models.files.int8_file import restore
 
     # float32 first, whatever the config asks for: the scales have that precision
-    made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place), dtype=torch.float32)
     weights = restore(load_file(place / "model.safetensors"))
-    missing, unknown = made.load_state_dict(weights, strict=False)
-    if unknown or [name for name in missing if name != "lm_head.weight"]:  # that one is the embedding again
-        raise ValueError(f"{place} does not hold the weights of its config.json")
-    made.generation_config = GenerationConfig.from_pretrained(place)
-    return made.to(precision).eval()
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    if unknown or [name for name in missing if name != "lm_head.weight"]:  # tied to the embedding
+        raise ValueError(f"{place} does not contain the weights of its config.json")
+    model.generation_config = GenerationConfig.from_pretrained(place)
+    return model.to(precision).eval()
 
 
 def save_network(network: Any, place: Path) -> None:
-    """Config and weights; the output matrix must be the embedding's."""
+    """Write config and weights; the output matrix must be tied to the embedding."""
     from safetensors.torch import save_file
 
     from draftproof.models.files.int8_file import shrink
@@ -51,20 +51,20 @@ def save_network(network: Any, place: Path) -> None:
 
 
 def tokenizer(place: Path) -> Any:
-    """The tokenizer that `save_tokenizer` wrote there."""
+    """Load the tokenizer that `save_tokenizer` wrote."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer.from_str(gzip.decompress((place / TOKENIZER).read_bytes()).decode("utf-8"))
     names = json.loads((place / "tokenizer_config.json").read_text(encoding="utf-8"))
-    made = PreTrainedTokenizerFast(tokenizer_object=core, **names)
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, **names)
     template = place / TEMPLATE
-    made.chat_template = template.read_text(encoding="utf-8") if template.exists() else None
-    return made
+    fast.chat_template = template.read_text(encoding="utf-8") if template.exists() else None
+    return fast
 
 
 def save_tokenizer(tokenizer: Any, place: Path) -> None:
-    """Vocabulary, special tokens and chat template, compressed; the same input gives the same bytes."""
+    """Write vocabulary, special tokens and chat template, compressed; the same input gives the same bytes."""
     text = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
     (place / TOKENIZER).write_bytes(gzip.compress(text.encode("utf-8"), 9, mtime=0))
     names = {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items()) if isinstance(token, str)}

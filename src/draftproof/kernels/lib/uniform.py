@@ -1,0 +1,19 @@
+# mypy: ignore-errors
+"""The uniforms of draftproof.noise on the device: Philox numbers made from the same keys."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def uniform(noise, b, lane, index):
+    """The float64 in [0, 1) that draftproof.noise gives these keys of sequence b, this lane and index."""
+    word = tl.zeros((), dtype=tl.uint32)
+    high, low, _, _ = tl.philox(
+        tl.load(noise.seed + b),
+        (word + index).to(tl.uint32),
+        (word + lane).to(tl.uint32),
+        tl.load(noise.step + b).to(tl.uint32),
+        tl.load(noise.request + b).to(tl.uint32),
+    )
+    return ((high >> 5).to(tl.float64) * 67108864.0 + (low >> 6).to(tl.float64)) * 1.1102230246251565e-16
