@@ -150,5 +150,5 @@ class CacheView(Cache):  # type: ignore[misc]
     get_max_cache_shape = get_max_length  # its older name
 
     def call(self, rotation: Rotation | Positions, masks: Mapping[str, Mask]) -> LayerCall:
-        """What fused layers are told instead."""
+        """The same as fused layers take it."""
         return LayerCall(rotation, masks, self.placement, self.layers, self.tables)

@@ -1,4 +1,4 @@
-"""LayerCall: all that one call of the layers is told beside its input; nothing is remembered from call to call."""
+"""LayerCall: everything a call of the layers needs beside its input; nothing is remembered from call to call."""
 
 from __future__ import annotations
 

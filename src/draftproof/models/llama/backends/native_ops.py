@@ -72,7 +72,7 @@ def allocate(layers: Sequence[Any], shape: Any, like: torch.Tensor) -> None:
 
 
 def describe(call: LayerCall, rotation: Rotation, x: torch.Tensor, shape: Any, first: int) -> native.Attention:
-    """A call that `takes` is true of, as the C functions are told of it; its masks are written out."""
+    """The arguments of the C functions for a call that `takes` accepts, with its masks written out."""
     placement: Any = call.placement
     (batch, tokens, _), room = x.shape, call.cache[first].keys.shape[2]
     mask: Any = next(iter(call.masks.values()))
