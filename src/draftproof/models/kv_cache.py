@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SlotLayer:
     """Keys and values of one layer, [rows, heads, slots, size]; allocated when it is first written to."""
 
-    is_sliding = is_compileable = is_croppable = False  # as transformers asks of a layer
+    is_sliding = is_compileable = is_croppable = supports_early_init = False  # what transformers asks of a layer
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -148,6 +148,12 @@ class CacheView(Cache):  # type: ignore[misc]
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         return self.placement.end, 0
 
+    def get_max_length(self, *args: Any, **kwargs: Any) -> int:
+        layer: SlotLayer = self.layers[0]
+        return layer.slots
+
+    get_max_cache_shape = get_max_length  # its older name
+
     def call(self, rotation: Rotation | Positions, masks: Mapping[str, Mask]) -> LayerCall:
-        """What fused layers are told instead."""
+        """The same as fused layers take it."""
         return LayerCall(rotation, masks, self.placement, self.layers, self.tables)
