@@ -91,10 +91,10 @@ class EagerStepper:
 
     def leave(self, request: Request) -> None:
         """Free the row of a request, unless others share it."""
-        for row, requests in enumerate(self.rows):
-            if request in requests:
-                requests.remove(request)
-                if not requests:
+        for row in reversed(range(len(self.rows))):  # the scheduler frees the last rows first
+            if request in self.rows[row]:
+                self.rows[row].remove(request)
+                if not self.rows[row]:
                     self._retire(row)
                 return
 
