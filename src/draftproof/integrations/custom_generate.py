@@ -31,7 +31,7 @@ from draftproof.sampling import Sampling
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 
 # Settings of GenerationConfig that are supported; all others must have their default value.
-HONOURED = {
+SUPPORTED = {
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "num_return_sequences", "do_sample"),
     *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
@@ -154,7 +154,7 @@ def _call(frame: Any) -> Mapping[str, Any]:
 
 def _refuse(config: Any, processors: Any, rest: dict[str, Any], call: Mapping[str, Any]) -> None:
     """Raise for the first setting, argument of generate() or model input that is not supported."""
-    settings = vars(GenerationConfig()).keys() - HONOURED
+    settings = vars(GenerationConfig()).keys() - SUPPORTED
     settings = sorted(name for name in settings if not name.startswith(("_", "transformers_version")))
     requested = {name: getattr(config, name, None) for name in settings}
     requested |= {name: call.get(name) for name in ("assistant_model", "synced_gpus")}
