@@ -130,15 +130,16 @@ class GraphStepper:
             self.requests[row] = self._new[row] = request
         self._drafting = True
 
-    def leave(self, request: Request) -> None:
-        """Free a row; the device is not told, because a write between steps would make it wait for the host."""
-        row = self.requests.index(request)
-        in_flight = any(pending.requests[row] is request for pending in self.in_flight)
-        # a step in flight writes after the end; a failed or cancelled text may have been in a step that raised
-        if in_flight or request.finish in ("cancelled", "failed"):
-            self._stale.add(row)
-        self.requests[row] = None
-        self._new.pop(row, None)
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Free rows; the device is not told, because a write between steps would make it wait for the host."""
+        for request in requests:
+            row = self.requests.index(request)
+            in_flight = any(pending.requests[row] is request for pending in self.in_flight)
+            # a step in flight writes after the end; a failed or cancelled text may have been in a step that raised
+            if in_flight or request.finish in ("cancelled", "failed"):
+                self._stale.add(row)
+            self.requests[row] = None
+            self._new.pop(row, None)
 
     @property
     def is_busy(self) -> bool:
