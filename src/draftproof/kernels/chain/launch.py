@@ -77,9 +77,7 @@ def summarise_rows(rows: ChainRows, *, summary: Summary | None = None, workspace
     """The laws of rows, into `summary`, or into the workspace's without one."""
     space = Workspace.serving(rows.logits, workspace)
     summary = space.summary if summary is None else summary
-    plan = LaunchPlan.of(
-        space.tiling, rows.logits, rows.controls, pdl=launching.may_overlap(rows.logits.device)
-    )  # fmt: skip
+    plan = LaunchPlan.of(space.tiling, rows.logits, rows.controls)
     arguments = _arguments(plan, space, rows, summary)
     with launching.current(rows.logits.device):
         _measure(plan, arguments)
@@ -99,9 +97,7 @@ def sample(
     """A draft token of each row by the uniform (noise, DRAFT, index); and the laws, into `summary` if given."""
     space = Workspace.serving(rows.logits, workspace)
     summary = space.summary if summary is None else summary
-    plan = LaunchPlan.of(
-        space.tiling, rows.logits, rows.controls, pdl=launching.may_overlap(rows.logits.device)
-    )  # fmt: skip
+    plan = LaunchPlan.of(space.tiling, rows.logits, rows.controls)
     arguments = _arguments(plan, space, rows, summary, noise=noise, lane=Lane.DRAFT, index=index)
     out = _empty_outcome(plan, rows.logits.device, logprobs=False)
     with launching.current(rows.logits.device):
@@ -121,12 +117,7 @@ def verify(
     """How far each draft goes, and the token after it."""
     space = Workspace.serving(rows.logits, workspace)
     plan = LaunchPlan.of(
-        space.tiling,
-        rows.logits,
-        rows.controls,
-        drafted=draft is not None,
-        draft_crest=_has_crest(draft),
-        pdl=launching.may_overlap(rows.logits.device),
+        space.tiling, rows.logits, rows.controls, drafted=draft is not None, draft_crest=_has_crest(draft)
     )
     arguments = _arguments(plan, space, rows, space.summary, draft=draft, noise=noise, lane=Lane.NEXT)
     out = _empty_outcome(plan, rows.logits.device, logprobs=logprobs)

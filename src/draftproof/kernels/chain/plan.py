@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.launching import cdiv, next_power_of_2
 from draftproof.kernels.types import CREST, Controls
 
@@ -114,7 +115,6 @@ class LaunchPlan(NamedTuple):
         *,
         drafted: bool = False,  # whether there are drafts to verify
         draft_crest: bool = False,  # whether their rows have a crest
-        pdl: bool = False,
     ) -> LaunchPlan:
         """The plan for rows of logits."""
         batch, nodes, vocabulary = logits.shape
@@ -140,7 +140,7 @@ class LaunchPlan(NamedTuple):
             groups=groups,
             span=max(tiling.tile, next_power_of_2(vocabulary)) if fuse_truncation else tiling.span,
             unused_bits=0 if edits_scores(controls) else UNUSED_BITS[logits.dtype],
-            pdl=pdl,
+            pdl=launching.may_overlap(logits.device),
         )
 
     @property
