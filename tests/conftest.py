@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("fixed")
+gc.set_threshold(50_000)  # batches of thousands of requests would be searched for garbage hundreds of times
 
 
 @pytest.fixture
