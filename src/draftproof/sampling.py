@@ -244,7 +244,7 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
                 if shape != (1, size):
                     result = type(row).__name__ if shape is None else f"shape {tuple(shape)}"
                     raise DraftproofError(
-                        f"processor {processor!r} returned {result}: return scores of shape (1, {size}), as it gets"
+                        f"processor {processor!r} returned {result}, not scores of shape (1, {size}): keep the shape"
                     )
             rows.append(row)
         scores = xp.concat(rows, axis=0)

@@ -120,7 +120,7 @@ def test_both_sides_write_texts_of_full_length(folders):
         run = way.open(Workload(batch=1, tokens=30, longest=3))(ids[:1], 1.0, 3)
         assert run.tokens == 30
         assert 30 / 6 <= run.calls <= 30
-    for way in (theirs.plain(pair.network, pair.target.tokenizer), ours.each("", ours.Contender(pair.target))):
+    for way in (theirs.plain(pair.network, pair.target.tokenizer), ours.one_row_each("", ours.Contender(pair.target))):
         assert way.open(Workload(2, 7, 3))(ids, 0.0, 0)[:2] == (14, 14)
 
 

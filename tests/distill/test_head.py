@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftproof.distill import head
-from draftproof.distill.teacher import see
+from draftproof.distill.teacher import run_teacher
 from draftproof.errors import DraftproofError
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import FULL
@@ -34,17 +34,17 @@ def test_training_steps_are_drafting_steps() -> None:
     network = student.network
     for weight in network.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    seen = see(model, torch.randint(0, 258, (1, 12)), student.taps)
+    teacher = run_teacher(model, torch.randint(0, 258, (1, 12)), student.taps)
     embed = model.network.get_input_embeddings()
     output = model.network.get_output_embeddings().weight[network.tokens]
-    for k, rows in enumerate(student.guesses(seen, 4)):
+    for k, rows in enumerate(student.guesses(teacher, 4)):
         for i in range(k + 1, 12):
-            states, first, stores = network.fuse(seen.features[:, : i - k]), 0, [Stored(), Stored()]
+            states, first, stores = network.fuse(teacher.features[:, : i - k]), 0, [Stored(), Stored()]
             for step in range(k + 1):
                 count = first + states.shape[1]
                 rotation = network.rotary.at(torch.arange(first, count)[None])
                 past = torch.ones(count, count).tril().bool()[None, None, first:]
-                words = embed(seen.tokens[:, first + 1 : count + 1])
+                words = embed(teacher.tokens[:, first + 1 : count + 1])
                 call = LayerCall(rotation, {FULL: past}, cache=stores)
                 made = network(network.inputs(states, words), call, known=step == 0)
                 states, first = made[:, -1:], count
@@ -56,8 +56,8 @@ def test_a_grown_head_guesses_as_before(tmp_path: Path) -> None:
     model = tiny.model()
     head.student(model, torch.arange(3, 258, 2), layers=1, steps=3).save(tmp_path)
     small, large = (head.resume(model, tmp_path, 3, layers) for layers in (1, 3))
-    seen = see(model, torch.randint(0, 258, (2, 9)), small.taps)
-    for one, other in zip(small.guesses(seen, 3), large.guesses(seen, 3), strict=True):
+    teacher = run_teacher(model, torch.randint(0, 258, (2, 9)), small.taps)
+    for one, other in zip(small.guesses(teacher, 3), large.guesses(teacher, 3), strict=True):
         torch.testing.assert_close(one, other)
     large.save(tmp_path)
     with pytest.raises(DraftproofError, match="use --layers 3"):

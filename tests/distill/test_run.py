@@ -179,10 +179,10 @@ def test_out_of_memory_halves_the_batch(run: Path) -> None:
     def trained(most: int) -> Trainer:
         student = head.resume(target, run, 2)
 
-        def greedy(seen, count):  # type: ignore[no-untyped-def]
-            if len(seen.tokens) > most:
+        def greedy(teacher, count):  # type: ignore[no-untyped-def]
+            if len(teacher.tokens) > most:
                 raise torch.OutOfMemoryError
-            return student.guesses(seen, count)
+            return student.guesses(teacher, count)
 
         watched: Student = student._replace(guesses=greedy)
         library = Library(target, text, student.taps, student.tokens)

@@ -168,7 +168,7 @@ def test_each_of_those_that_fail_in_one_step_has_its_own_error():
     assert requests[0].error is raised.value
     assert (raised.value.__cause__, raised.value.__context__) == (why, None)
     assert (type(requests[2].error), str(requests[2].error)) == (LookupError, "odd: 5")
-    assert "return scores of shape (1, 258)" in str(requests[4].error)
+    assert "keep the shape" in str(requests[4].error)
     finish(engine)
     for request in (requests[1], requests[3]):
         alone = dp.generate(tiny.model(), request.prompt, draft="ngram", seed=request.key.seed, **how)

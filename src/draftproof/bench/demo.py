@@ -23,9 +23,9 @@ PLAIN = "draftproof plain"
 
 def candidates(setup: ours.Contender, network: Any) -> list[Candidate]:
     """Plain sampling, speculative sampling, and transformers with its own network."""
-    mine = [ours.each(PLAIN, ours.Contender(setup.target, compiled=setup.compiled, sampling=setup.sampling))]
+    mine = [ours.one_row_each(PLAIN, ours.Contender(setup.target, compiled=setup.compiled, sampling=setup.sampling))]
     if setup.draft is not None:
-        mine.append(ours.each(f"draftproof {setup.lossy or setup.verify}", setup))
+        mine.append(ours.one_row_each(f"draftproof {setup.lossy or setup.verify}", setup))
     precision = str(network.dtype).removeprefix("torch.")
     peer = theirs.plain(network, setup.target.tokenizer)._replace(name=f"transformers {precision}")
     return [alone(candidate) for candidate in (*mine, peer)]

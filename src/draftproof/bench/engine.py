@@ -69,11 +69,11 @@ def longest(prompts: Sequence[Ids]) -> int:
 def peers(pair: Pair, options: Options, batch: int) -> Iterator[Candidate]:
     """Every candidate for this pair of models, machine and batch size."""
     plain = ours.Contender(pair.target, compiled=options.compiled)
-    yield ours.each("draftproof plain", plain)
+    yield ours.one_row_each("draftproof plain", plain)
     if pair.draft is not None:
         for verify in options.verify:
             setup = plain._replace(draft=pair.draft, verify=verify, tree=options.tree)
-            yield ours.each(f"draftproof {verify}", setup)
+            yield ours.one_row_each(f"draftproof {verify}", setup)
     names = (pair.network, pair.target.tokenizer)
     yield theirs.plain(*names)
     if pair.device == "cuda" or options.compiled:

@@ -105,15 +105,15 @@ def parts(blocks: Blocks, cache: SlotCache, x: torch.Tensor, call: LayerCall) ->
     placement: Any = call.placement
     each, block = torch.arange(len(x), device=DEVICE)[:, None], cast(Block, blocks[0])
     mine = copied(cache, x.dtype)
-    told = call._replace(cache=mine.layers, tables=KernelTables.of(blocks, mine))
-    assert told.tables is not None
+    placed_call = call._replace(cache=mine.layers, tables=KernelTables.of(blocks, mine))
+    assert placed_call.tables is not None
     qkv, rotation, layer, mask = block.qkv(block.norm_in(x)), call.angles(x.dtype), mine.layers[0], call.masks[FULL]
     if isinstance(mask, Causal):
-        attended = triton_ops.attend(qkv, rotation, mask, told, 0)
+        attended = triton_ops.attend(qkv, rotation, mask, placed_call, 0)
     else:
         attended = torch_ops.attend(*block.split(qkv, rotation), cast(Any, mask), layer, placement)
     entries = torch.stack([layer.keys[each, :, placement.slots], layer.values[each, :, placement.slots]])
-    assert not told.tables.arrivals.any()
+    assert not placed_call.tables.arrivals.any()
     again = copied(cache, x.dtype)
     backend: Any = triton_ops if isinstance(mask, Causal) else torch_ops
     output = backend.run(blocks, x, call._replace(cache=again.layers, tables=KernelTables.of(blocks, again)), 0, False)

@@ -41,7 +41,7 @@ class Contender(NamedTuple):
         )
 
 
-def each(name: str, contender: Contender) -> Candidate:
+def one_row_each(name: str, contender: Contender) -> Candidate:
     """Each prompt in a row of the batch."""
 
     def ready(workload: Workload) -> Write:

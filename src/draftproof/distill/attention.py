@@ -1,4 +1,4 @@
-"""Attention of draft tokens in training: the target's entries up to a token, then one own entry for each step since.
+"""Attention for training a head on its own guesses: causal over the target's entries, then over one entry per step.
 
 Entries of the target are many and form a causal triangle, which flash attention does; own entries are few, and each
 score is one dot product. The two parts are merged by their normalisers, as in ring attention (Liu et al. 2310.01889).
@@ -24,7 +24,7 @@ class TrainingEntries:
         self.values: list[torch.Tensor] = []
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """[B, heads, T, size]; in step k query t sees entries up to t - k, and its own of the steps since."""
+        """Attention output [B, heads, T, size]: in step k, query t sees entries up to t - k and its own since."""
         copies = query.shape[1] // key.shape[1]  # query heads that share a KV head
         if copies > 1:
             key, value = (part.repeat_interleave(copies, dim=1) for part in (key, value))
@@ -38,7 +38,7 @@ class TrainingEntries:
 
 
 class _MergedAttention(torch.autograd.Function):
-    """Query t over keys 0 to t of the first part, and key t of every other."""
+    """Attention of query t over keys 0 to t of the first part, and over key t of every other part."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from draftproof.distill import loss
 from draftproof.distill.data import Text
 from draftproof.distill.student import Student
-from draftproof.distill.teacher import see
+from draftproof.distill.teacher import run_teacher
 from draftproof.draft import grow
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
@@ -72,15 +72,15 @@ class Comparison(NamedTuple):
 
 
 def _compare(model: HFModel, student: Student, ids: torch.Tensor, temperature: float, guesses: int) -> Comparison:
-    seen = see(model, ids, student.taps)
-    after, following = seen.logits[:, 1:-1], ids[:, 2:, None]
+    teacher = run_teacher(model, ids, student.taps)
+    after, following = teacher.logits[:, 1:-1], ids[:, 2:, None]
     heat = torch.full((1, 1), temperature, device=ids.device)
     total = loss.totals(after, heat)
     p = loss.law_of(after if student.tokens is None else after.index_select(-1, student.tokens), total, heat)
     p_following = torch.exp(after.gather(-1, following)[..., 0].float() / temperature - total)
     column, inside = _columns(student, following)
     overlaps, ratios, siblings = [], [], []
-    for guess in student.guesses(seen, guesses):
+    for guess in student.guesses(teacher, guesses):
         q = torch.softmax(guess[:, :-1].float() / temperature, dim=-1)
         overlaps.append(torch.minimum(p, q).sum(-1))
         ratios.append((q.gather(-1, column) * inside)[..., 0] / p_following)

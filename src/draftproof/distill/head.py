@@ -1,4 +1,4 @@
-"""Training a head: it runs over its own output several times, so that it learns from what it will see when drafting.
+"""Train a head on its own output over several steps, as it will be used for drafting.
 
 In step k the entry of token t reads the target's states up to token t - k and the head's own from there on
 (training-time test, Li et al. 2503.01840). The layers are those that draft (models/llama/block.py); only attention is
@@ -16,7 +16,7 @@ import torch
 
 from draftproof.distill.attention import TrainingEntries
 from draftproof.distill.student import Student
-from draftproof.distill.teacher import Seen
+from draftproof.distill.teacher import TeacherOutput
 from draftproof.errors import DraftproofError
 from draftproof.models.hf import HFModel
 from draftproof.models.llama import head as headnet
@@ -51,7 +51,7 @@ def student(model: HFModel, frequent: torch.Tensor, layers: int, steps: int) -> 
 def resume(
     model: HFModel, folder: Path, steps: int, layers: int | None = None, frequent: torch.Tensor | None = None
 ) -> Student:
-    """The head in a folder, to be trained further: with more layers and other tokens, if they are asked for."""
+    """Load the head in a folder for further training, optionally with more layers and other draft tokens."""
     network = headnet.load(folder)
     if frequent is not None:  # the tokens that it drafts are no part of the weights
         network.config = network.config._replace(draft_tokens=len(frequent))
@@ -67,7 +67,7 @@ def resume(
 
 
 def _grow(network: HeadNetwork, more: int) -> HeadNetwork:
-    """With new layers before the others, which at first change nothing."""
+    """Put new layers before the others; at first they change nothing."""
     config = network.config
     large = HeadNetwork(config._replace(layers=config.layers + more))
     weights = {name: value for name, value in network.state_dict().items() if not name.startswith("blocks.")}
@@ -85,8 +85,8 @@ def _student(network: HeadNetwork, target: Any, steps: int) -> Student:
     output = target.get_output_embeddings().weight.detach()[network.tokens]
     embed = target.get_input_embeddings()
 
-    def guesses(seen: Seen, count: int) -> Iterator[torch.Tensor]:
-        return unroll(network, seen, embed, output, count)
+    def guesses(teacher: TeacherOutput, count: int) -> Iterator[torch.Tensor]:
+        return unroll(network, teacher, embed, output, count)
 
     def save(folder: Path) -> None:
         headnet.save(network, folder)
@@ -94,16 +94,18 @@ def _student(network: HeadNetwork, target: Any, steps: int) -> Student:
     return Student(network, network.config.taps, network.tokens, steps, guesses, save)
 
 
-def unroll(network: HeadNetwork, seen: Seen, embed: Any, output: torch.Tensor, count: int) -> Iterator[torch.Tensor]:
+def unroll(
+    network: HeadNetwork, teacher: TeacherOutput, embed: Any, output: torch.Tensor, count: int
+) -> Iterator[torch.Tensor]:
     """Logits [B, L - 1, D] of the first, second, ... draft token after tokens 1, 2, ..."""
     with torch.no_grad():
-        embeddings = embed(seen.tokens[:, 1:])
-    positions = torch.arange(embeddings.shape[1], device=seen.tokens.device)
+        embeddings = embed(teacher.tokens[:, 1:])
+    positions = torch.arange(embeddings.shape[1], device=teacher.tokens.device)
     rotation = network.rotary.at(positions[None]).rotation(embeddings.dtype)
     # in training every call has the same shape, so what stands between products is worth fusing
     join, project, finish, score = compiled() if embeddings.is_cuda and torch.is_grad_enabled() else PARTS
     entries = [TrainingEntries() for _ in network.blocks]
-    states = network.fuse(seen.features[:, :-1])
+    states = network.fuse(teacher.features[:, :-1])
     for step in range(count):
         x = join(network, states, embeddings)
         for n in range(0 if step == 0 else len(entries) - 1, len(entries)):

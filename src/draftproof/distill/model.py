@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from draftproof.distill.student import Student
-from draftproof.distill.teacher import Seen
+from draftproof.distill.teacher import TeacherOutput
 from draftproof.models import read
 from draftproof.models.hf import HFModel
 
@@ -21,8 +21,8 @@ def student(model: HFModel, width: int, layers: int, begin: str = "") -> Student
     network = read(begin, torch.float32)[0] if begin else _new(model, width, layers)
     network.to(target.device)
 
-    def guesses(seen: Seen, count: int) -> Iterator[torch.Tensor]:
-        yield network(seen.tokens, use_cache=False).logits[:, 1:]
+    def guesses(teacher: TeacherOutput, count: int) -> Iterator[torch.Tensor]:
+        yield network(teacher.tokens, use_cache=False).logits[:, 1:]
 
     def save(folder: Path) -> None:
         copy.deepcopy(network).to("cpu", torch.float16).save_pretrained(folder)

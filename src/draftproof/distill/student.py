@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from draftproof.distill.teacher import Seen
+from draftproof.distill.teacher import TeacherOutput
 
 
 class Student(NamedTuple):
@@ -23,5 +23,5 @@ class Student(NamedTuple):
     taps: tuple[int, ...]  # hidden states of the target that it reads
     tokens: torch.Tensor | None  # [D] ids it can guess, None for all
     steps: int  # guesses it is trained for
-    guesses: Callable[[Seen, int], Iterator[torch.Tensor]]
+    guesses: Callable[[TeacherOutput, int], Iterator[torch.Tensor]]
     save: Callable[[Path], None]

@@ -21,7 +21,7 @@ CPU_ROOM = 2**31  # bytes
 ROWS = 64  # of text per call of the target
 
 
-class Seen(NamedTuple):
+class TeacherOutput(NamedTuple):
     """A text with the target's hidden states and logits."""
 
     tokens: torch.Tensor  # [B, L]
@@ -29,19 +29,19 @@ class Seen(NamedTuple):
     logits: torch.Tensor  # [B, L, V]
 
 
-def see(model: HFModel, tokens: torch.Tensor, taps: tuple[int, ...]) -> Seen:
+def run_teacher(model: HFModel, tokens: torch.Tensor, taps: tuple[int, ...]) -> TeacherOutput:
     """Run the target over tokens [B, L] without gradients."""
     network: Any = model.network
     with torch.no_grad():
         outputs = network(tokens, use_cache=False, output_hidden_states=bool(taps))
     features = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1) if taps else outputs.logits[..., :0]
-    return Seen(tokens, features, outputs.logits)
+    return TeacherOutput(tokens, features, outputs.logits)
 
 
 class Lesson(NamedTuple):
     """Rows of text with the target's scores to learn from."""
 
-    seen: Seen  # without logits
+    teacher: TeacherOutput  # without logits
     scores: torch.Tensor  # [B, L, D] the target's logits of the tokens that can be guessed
     total: torch.Tensor  # [B, L] their normaliser over all tokens, at the text's temperature
     temperature: torch.Tensor  # [B]
@@ -79,22 +79,22 @@ class Library:
         """Some rows with the target's scores."""
         tokens, temperature = self.tokens[rows].long(), self.temperature[rows]
         if self.stored is None:
-            seen = see(self.model, tokens, self.taps)
-            logits, draft_tokens = seen.logits, self.draft_tokens
+            teacher = run_teacher(self.model, tokens, self.taps)
+            logits, draft_tokens = teacher.logits, self.draft_tokens
             total = loss.totals(logits, temperature[:, None])
             return Lesson(
-                seen, logits if draft_tokens is None else logits.index_select(-1, draft_tokens), total, temperature
+                teacher, logits if draft_tokens is None else logits.index_select(-1, draft_tokens), total, temperature
             )
         states = self.stored[rows]
         scores = F.linear(states[..., -self.width :], self.rows)
-        seen = Seen(tokens, states[..., : len(self.taps) * self.width], scores[..., :0])
-        return Lesson(seen, scores, self.total[rows], temperature)
+        teacher = TeacherOutput(tokens, states[..., : len(self.taps) * self.width], scores[..., :0])
+        return Lesson(teacher, scores, self.total[rows], temperature)
 
     def _is_one_product(self) -> bool:
         """Whether the logits are exactly the output matrix times the last hidden state."""
         with torch.no_grad():
-            seen = see(self.model, self.tokens[:1, :16].long(), (self.model.layers,))
-            return bool(torch.allclose(self.output(seen.features), seen.logits, rtol=1e-2, atol=1e-2))
+            teacher = run_teacher(self.model, self.tokens[:1, :16].long(), (self.model.layers,))
+            return bool(torch.allclose(self.output(teacher.features), teacher.logits, rtol=1e-2, atol=1e-2))
 
     def _read(self, progress: Callable[[int], object]) -> torch.Tensor:
         network: Any = self.model.network

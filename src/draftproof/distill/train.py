@@ -161,9 +161,9 @@ class Trainer:
         scores, total, heat = lesson.scores[:, 1:], lesson.total[:, 1:], lesson.temperature[:, None]
         # for the law after token i: whether the next token was drawn, and its column
         drawn = torch.nn.functional.pad(self.library.drawn[rows][:, 2:], (0, 1))
-        follows = torch.nn.functional.pad(self.columns[lesson.seen.tokens[:, 2:]], (0, 1), value=-1)
+        follows = torch.nn.functional.pad(self.columns[lesson.teacher.tokens[:, 2:]], (0, 1), value=-1)
         values, overlaps, chances = [], [], []
-        for k, guess in enumerate(student.guesses(lesson.seen, student.steps)):
+        for k, guess in enumerate(student.guesses(lesson.teacher, student.steps)):
             value, overlap, chance = self.shortfall(guess, scores, total, heat, self.sharpness, follows)
             valid = drawn.clone()
             valid[:, :k] = False  # too early in the text for a k-th guess

@@ -34,8 +34,8 @@ class Stepper(Protocol):
         """Give rows to requests with one prompt; it is prefilled with the next step."""
         ...
 
-    def leave(self, request: Request) -> None:
-        """Free the row of a request that has ended."""
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Free the rows of requests that have ended."""
         ...
 
     @property
@@ -129,7 +129,7 @@ class Scheduler:
                 group.remove(request)
         self._waiting = deque(group for group in self._waiting if group)
         if request in self._running:
-            self._running.pop(request).leave(request)
+            self._running.pop(request).leave([request])
 
     def step(self) -> list[tuple[Request, list[Piece]]]:
         """Admit waiting requests, make one target call in each stepper, and return the new pieces of text.
@@ -166,6 +166,8 @@ class Scheduler:
             if request.finish:
                 ended.append(request)
         stepper.learn(pending)
-        for request in reversed(ended):  # the last rows first, so that fewer rows move
-            self._running.pop(request).leave(request)
+        for request in ended:
+            del self._running[request]
+        if ended:
+            stepper.leave(ended)
         return errors

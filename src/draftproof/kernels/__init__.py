@@ -53,20 +53,20 @@ def verify(
     rule: Tensor,  # [B] int32, a ChainRule for each sequence
     noise: NoiseKeys,
     *,
-    drafted: Summary | None = None,  # what `sample` kept of the draft rows; they are read once more without it
+    drafted: Summary | None = None,  # the draft rows' summaries by `sample`; without them the rows are read again
     draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
-    logprobs: bool = False,  # whether those of the emitted tokens are wanted
+    logprobs: bool = False,  # whether to return those of the emitted tokens
     backend: str = "auto",
     workspace: Workspace | None = None,
 ) -> Emitted:
-    """How far each draft goes and the token after it.
+    """Verify chains of drafts: how many tokens of each are accepted, and the token after them.
 
     For each sequence, with p = law(target, controls) and q = law(draft, draft_controls)::
 
         node  = sample(verifier.stop(Draft(chain, tokens, q, p)), uniform (noise, STOP))
         token = sample(verifier.next(draft, node),                uniform (noise, NEXT))
 
-    Bad input never yields a token outside the vocabulary: `Emitted.fault` says what was wrong, and `Fault` what
+    Bad input never yields a token outside the vocabulary: `Emitted.fault` flags what was wrong, and `Fault` says what
     is emitted then. Without a `workspace` one is allocated.
     """
     check_rows(target)
@@ -85,14 +85,14 @@ def verify(
         return reference.verify(target, draft, tokens, controls, rule, noise, draft_controls, logprobs)
     from draftproof.kernels.chain import launch
 
-    theirs = controls if draft_controls is None else draft_controls
-    drafts = None
-    if nodes > 1:
-        if draft is not None and drafted is None:
-            drafted = launch.summarise(draft, theirs, tokens, crest=crest_pays(batch, nodes, size))
-        drafts = launch.ChainDraft(rule, draft, drafted, theirs)
     rows = launch.ChainRows(target, tokens, controls)
-    return launch.verify(rows, noise, drafts, workspace=workspace, logprobs=logprobs)
+    if nodes == 1:  # nothing is drafted
+        return launch.verify(rows, noise, workspace=workspace, logprobs=logprobs)
+    theirs = controls if draft_controls is None else draft_controls
+    if draft is not None and drafted is None:
+        drafted = launch.summarise(draft, theirs, tokens, crest=crest_pays(batch, nodes, size))
+    drafts = launch.ChainDraft(rule, draft, drafted, theirs)
+    return launch.verify(rows, noise, draft=drafts, workspace=workspace, logprobs=logprobs)
 
 
 def sample(
@@ -102,12 +102,12 @@ def sample(
     *,
     node: int = 0,
     index: int = 0,
-    tokens: Tensor | None = None,  # [B, K] the drafts so far, in their first `node` places
-    summary: Summary | None = None,  # room for [B, 1] rows, such as a column of a larger one
+    tokens: Tensor | None = None,  # [B, K] of which the first `node` are the drafts so far
+    summary: Summary | None = None,  # memory for the summaries of [B, 1] rows, such as a column of a larger one
     backend: str = "auto",
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Summary | None]:
-    """A token [B] of each row's law, by the uniform (noise, DRAFT, index); and the laws, kept for `verify`."""
+    """Draw a token [B] from each row's law, by the uniform (noise, DRAFT, index); and summarise it for `verify`."""
     rows = logits[:, None]
     check_rows(rows)
     check_noise(noise, rows)
@@ -130,26 +130,26 @@ def sample(
 
 def pick(
     target: Tensor,  # [B, N, V] raw logits after each node of a tree
-    node: Tensor,  # [B] int64, the node at hand
+    node: Tensor,  # [B] int64, the node whose children are verified
     draft: Tensor,  # [B, M, V] the drafter's raw logits
-    row: Tensor,  # [B] int64, the row of it that the guesses after the node were drawn from
-    tokens: Tensor,  # [B, K] int64, those guesses, drawn i.i.d.; -1 for none
+    row: Tensor,  # [B] int64, the draft row that the children were drawn from
+    tokens: Tensor,  # [B, K] int64, the children, drawn i.i.d.; -1 for none
     controls: Controls,
     noise: NoiseKeys,
     *,
-    laws: Summary | None = None,  # of the target's rows; all of them are read once more without it
+    laws: Summary | None = None,  # of the target's rows; without it all of them are read again
     drafted: Summary | None = None,  # of the draft rows; likewise
     draft_controls: Controls | None = None,  # where they differ: masks are by draft row
     backend: str = "auto",
 ) -> Picked:
-    """One step of verify/optimal_binned.py: which guess after a node is accepted, or the token instead.
+    """Verify several children of one node (verify/optimal_binned.py): which is accepted, or the token instead.
 
     For each sequence, with p = law(target[node]) and q = law(draft[row])::
 
         child = sample(optimal_binned.stop(Draft(star, tokens, q, p)), uniform (noise, STOP))
         token = tokens[child - 1] if child else sample(optimal_binned.next(draft, 0), uniform (noise, NEXT))
 
-    Bad input never yields a token outside the vocabulary: `Picked.fault` says what was wrong. A guess outside the
+    Bad input never yields a token outside the vocabulary: `Picked.fault` flags what was wrong. A child outside the
     vocabulary, or drawn from a broken row, counts as not drawn.
     """
     theirs = controls if draft_controls is None else draft_controls
@@ -180,14 +180,14 @@ def guess(
     logits: Tensor,  # [B, W, V] the drafter's raw logits after nodes of one level
     parents: Sequence[int],  # those nodes: all of the level that have children, ascending
     tree: Tree,
-    tokens: Tensor,  # [B, N] int64, a place for every node; the children's are written, that of node 0 is not read
+    tokens: Tensor,  # [B, N] int64, an entry for every node; the children's are written, that of node 0 is not read
     controls: Controls,
     noise: NoiseKeys,
     *,
-    summary: Summary | None = None,  # room for [B, W] rows, such as columns of a larger one
+    summary: Summary | None = None,  # memory for the summaries of [B, W] rows, such as columns of a larger one
     backend: str = "auto",
 ) -> Summary | None:
-    """The children of nodes drawn without replacement; and the laws they were drawn from, kept for `traverse`.
+    """Draw the children of nodes without replacement; and summarise the laws they are drawn from for `traverse`.
 
     Child c is drawn by the uniform (noise, DRAFT, c), as `draws.DRAWS["distinct"]` does; it is -1 where the law
     has no token left, and below a node that was not drawn itself.
@@ -214,24 +214,24 @@ def guess(
 def traverse(
     target: Tensor,  # [B, N, V] raw logits after each node of the tree
     draft: Tensor,  # [B, M, V] the drafter's raw logits after the nodes that have children, in node order
-    tokens: Tensor,  # [B, N] int64, the guesses, drawn without replacement; -1 for none
+    tokens: Tensor,  # [B, N] int64, the draft tokens, drawn without replacement; -1 for none
     tree: Tree,
     controls: Controls,
     noise: NoiseKeys,
     *,
-    drafted: Summary | None = None,  # what `guess` kept of the draft rows; they are read once more without it
+    drafted: Summary | None = None,  # the draft rows' summaries by `guess`; without them the rows are read again
     draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
     backend: str = "auto",
 ) -> Walked:
-    """Which path of a tree is accepted, and the token after it: verify/traversal.py.
+    """Verify a tree (verify/traversal.py): which path is accepted, and the token after it.
 
     For each sequence, with p = law(target, controls) and q = law(draft, draft_controls)::
 
         node  = sample(traversal.stop(Draft(tree, tokens, q, p)), uniform (noise, STOP))
         token = sample(traversal.next(draft, node),               uniform (noise, NEXT))
 
-    Bad input never yields a token outside the vocabulary: `Walked.fault` says what was wrong. A guess outside the
-    vocabulary, or drawn from a broken row, counts as not drawn, and so does all that is below it.
+    Bad input never yields a token outside the vocabulary: `Walked.fault` flags what was wrong. A draft token outside
+    the vocabulary, or drawn from a broken row, counts as not drawn, and so does everything below it.
     """
     theirs = controls if draft_controls is None else draft_controls
     _no_penalties(controls, theirs)
@@ -255,13 +255,13 @@ def traverse(
 def summarise(
     logits: Tensor,
     controls: Controls,
-    tokens: Tensor | None = None,  # [B, N - 1] or [B, N]: of the drafts, to leave out rows that none leads to
-    crest: bool | None = None,  # whether to keep large tokens for `verify`; None: if that pays
+    tokens: Tensor | None = None,  # [B, N - 1] or [B, N] the drafts, to leave out rows that no draft leads to
+    crest: bool | None = None,  # whether to keep large tokens for `verify`; None: where that saves time
 ) -> Summary:
-    """The laws of rows [B, N, V] by kernels."""
+    """Summarise the laws of rows [B, N, V] by kernels."""
     check_rows(logits)
     check_controls(controls, logits)
-    if tokens is None and controls.penalties is not None:  # which then have nothing to look at
+    if tokens is None and controls.penalties is not None:  # their histories have no drafts then
         tokens = torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
     if tokens is not None:
         check_drafts(tokens, logits, logits.shape[1] - 1)

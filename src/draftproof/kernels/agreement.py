@@ -1,4 +1,4 @@
-"""How the kernels are compared with the laws: token for token, near-ties counted.
+"""Compare the kernels' outcomes with the laws, token for token, and count near-ties.
 
 A step's outcome is near a tie when the uniform lies within EPSILON of the outcome's own interval of the cumulated law,
 computed in float64: float32 rounding may then fall on either side. Anything farther off is wrong.
@@ -22,7 +22,7 @@ EPSILON = 3e-6
 
 
 class Agreement(NamedTuple):
-    """How many sequences came out otherwise than by the laws."""
+    """How many sequences have another outcome than by the laws."""
 
     near_ties: int
     wrong: int
@@ -46,7 +46,7 @@ def compare(
     noise: NoiseKeys,
     draft_controls: Controls | None = None,
 ) -> Agreement:
-    """The kernels' outcome beside that of the float64 laws."""
+    """Compare the kernels' outcome with that of the float64 laws."""
     draft = None if draft is None else draft.double()
     right = reference.verify(target.double(), draft, tokens, controls, rule, noise, draft_controls)
     differ = (out.tokens != right.tokens).any(1)
@@ -72,31 +72,31 @@ def compare_tree(
     noise: NoiseKeys,
     draft_controls: Controls | None = None,
 ) -> Agreement:
-    """The same for `traverse`."""
+    """Compare the outcome of `traverse` with that of the float64 laws."""
     target, draft = target.double(), draft.double()
     right = reference.traverse(target, draft, tokens, tree, controls, noise, draft_controls)
     differ = (out.tokens != right.tokens).any(1) | (out.path != right.path).any(1)
-    made, _ = reference.branched(target, draft, tokens, tree, controls, draft_controls)
+    drafts, _ = reference.branched(target, draft, tokens, tree, controls, draft_controls)
     taken = out.accepted.long()
     node = torch.nn.functional.pad(out.path, (1, 0)).gather(1, taken[:, None])[:, 0]
     token = out.tokens.gather(1, taken[:, None])[:, 0]
     verifier = VERIFIERS["traversal"]
-    excused = near(verifier.stop(made), node, uniforms(*noise, Lane.STOP, 1)[:, 0])
-    excused &= near(verifier.next(made, node), token, uniforms(*noise, Lane.NEXT, 1)[:, 0])
+    excused = near(verifier.stop(drafts), node, uniforms(*noise, Lane.STOP, 1)[:, 0])
+    excused &= near(verifier.next(drafts, node), token, uniforms(*noise, Lane.NEXT, 1)[:, 0])
     return Agreement(int((differ & excused).sum()), int((differ & ~excused).sum()))
 
 
 def compare_guesses(tokens: Tensor, draft: Tensor, tree: Tree, controls: Controls, noise: NoiseKeys) -> Agreement:
-    """Guesses [B, N] beside what the float64 laws of the drafter's rows draw after the same elder siblings."""
+    """Compare draft tokens [B, N] with what the float64 laws draw after the same elder siblings."""
     laws = reference.law(draft.double(), controls.at(tree.inner), tokens[:, :0])
     u = uniforms(*noise, Lane.DRAFT, tree.size)
     ties = wrong = 0
     for row, parent in enumerate(tree.inner):
         q = laws[:, row] * ((tokens[:, parent] >= 0) | (parent == 0))[:, None]
         for child in tree.children(parent):
-            said, right = tokens[:, child], DRAWS["distinct"].sample(q, u[:, child, None])[:, 0]
-            differ = said != right
-            excused = (said >= 0) & (right >= 0) & near(q, said.clamp_min(0), u[:, child])
+            drawn, right = tokens[:, child], DRAWS["distinct"].sample(q, u[:, child, None])[:, 0]
+            differ = drawn != right
+            excused = (drawn >= 0) & (right >= 0) & near(q, drawn.clamp_min(0), u[:, child])
             ties, wrong = ties + int((differ & excused).sum()), wrong + int((differ & ~excused).sum())
-            q = without(q, said)
+            q = without(q, drawn)
     return Agreement(ties, wrong)

@@ -1,4 +1,4 @@
-"""What the kernels mean, written with the laws: controls, verifiers and inverse-transform sampling."""
+"""The fused kernels in plain PyTorch, from the laws: controls, verifiers and inverse-transform sampling."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def law(logits: Tensor, controls: Controls, tokens: Tensor, node: int = 0) -> Te
 
 
 def top_p(scores: Tensor, mass: Tensor) -> Tensor:
-    """controls.top_p with its one freedom fixed: of equal scores at the edge the later ids stay.
+    """controls.top_p, but of equal scores at the edge the larger ids are kept.
 
     There, as in transformers, an unstable sort decides among equals; a kernel needs a rule.
     """
     order = scores.argsort(dim=-1, stable=True)
     tail = apply.softmax(scores.gather(-1, order)).cumsum(-1) <= 1 - mass
-    tail[:, -1] = False  # one token always stays
+    tail[:, -1] = False  # one token is always kept
     return torch.as_tensor(apply.cut(scores, torch.zeros_like(tail).scatter(-1, order, tail)))
 
 
@@ -65,16 +65,16 @@ def _path_counts(tokens: Tensor, node: int, nodes: int, size: int) -> Tensor:
 
 
 def sound_laws(logits: Tensor, controls: Controls, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Like `law`, but zero where a row holds NaN or +inf, which no mask hides, or nothing to draw; and [B, N]: where
-    none of that is so."""
-    found = law(logits, controls, tokens)
-    sound = (logits < torch.inf).all(-1) & (found.sum(-1) > 0)
-    return torch.where(sound[..., None], found, 0), sound
+    """Like `law`, but zero where a row holds NaN or +inf, which no mask hides, or allows no token; and [B, N]: which
+    rows have a law."""
+    laws = law(logits, controls, tokens)
+    sound = (logits < torch.inf).all(-1) & (laws.sum(-1) > 0)
+    return torch.where(sound[..., None], laws, 0), sound
 
 
-def flags(**found: Tensor) -> Tensor:
-    """[B] int32: the faults by name, each of which is found in some places of [B, ...]."""
-    fault = [where.flatten(1).any(1).to(torch.int32) * int(Fault[name]) for name, where in found.items()]
+def flags(**places: Tensor) -> Tensor:
+    """[B] int32: Fault flags, from a mask [B, ...] of the places of each fault, by its name."""
+    fault = [where.flatten(1).any(1).to(torch.int32) * int(Fault[name]) for name, where in places.items()]
     return torch.stack(fault).sum(0, dtype=torch.int32)
 
 
@@ -86,12 +86,12 @@ def drafted(
     rule: Tensor,
     draft_controls: Controls | None = None,
 ) -> tuple[Draft, Tensor, Tensor]:
-    """The chain with its laws, as far as the drafts are of use; the faults in them [B]; and which p are sound [B, N].
+    """The chain of valid drafts with its laws; the faults [B]; and which target rows have a law [B, N].
 
-    q is zero where nothing was drafted or the drafts' law is unknown.
+    q is zero where nothing was drafted or the law of the draft token is unknown.
     """
     p, sound = sound_laws(target, controls, tokens)
-    p[..., 0] += ~sound  # any law will do: whether it is needed is decided by others
+    p[..., 0] += ~sound  # any law will do: the caller checks whether the row is needed
     q = torch.zeros_like(p)
     outside, bare = tokens >= p.shape[-1], (rule == ChainRule.ONEHOT)[:, None]
     whole = impossible = torch.zeros_like(outside)
@@ -103,9 +103,9 @@ def drafted(
     used = (given & ~broken).int().cumprod(1) > 0
     ends = torch.nn.functional.pad(given, (1, 0), value=True)[:, :-1] & outside
     fault = flags(TOKEN=ends, DRAFT=given & broken, IMPOSSIBLE=used & impossible)
-    told = torch.nn.functional.pad(torch.where(used, tokens, -1), (1, 0))
+    nodes = torch.nn.functional.pad(torch.where(used, tokens, -1), (1, 0))
     q[:, :-1] *= used[..., None]
-    return Draft(Tree.chain(tokens.shape[1]), told, q, p), fault, sound
+    return Draft(Tree.chain(tokens.shape[1]), nodes, q, p), fault, sound
 
 
 def verify(
@@ -118,15 +118,15 @@ def verify(
     draft_controls: Controls | None = None,
     logprobs: bool = False,
 ) -> Emitted:
-    """Where each sequence's draft stops and what follows it."""
+    """Where each sequence's draft stops, and the token after it."""
     chain, fault, sound = drafted(target, draft, tokens, controls, rule, draft_controls)
     u = [uniforms(*noise, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
     stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
     for member in ChainRule:
         verifier = VERIFIERS[member.name.lower()]
-        found = draw(verifier.stop(chain), u[0])
-        stop = torch.where(rule == member, found, stop)
-        token = torch.where(rule == member, draw(verifier.next(chain, found), u[1]), token)
+        node = draw(verifier.stop(chain), u[0])
+        stop = torch.where(rule == member, node, stop)
+        token = torch.where(rule == member, draw(verifier.next(chain, node), u[1]), token)
     place = torch.arange(chain.p.shape[1], device=tokens.device)
     needed = torch.nn.functional.pad(chain.tokens[:, 1:] >= 0, (0, 1)) | (place == stop[:, None])
     lost = (needed & ~sound).any(1)
@@ -136,30 +136,30 @@ def verify(
     return out._replace(fault=fault + flags(TARGET=lost[:, None]), logprob=logprob)
 
 
-def pick(guesses: Siblings, noise: NoiseKeys) -> Picked:
-    """The accepted guess after one node, or the token instead, by optimal_binned on a star; both 0 without a law p."""
-    star, fault = spread(guesses)
+def pick(siblings: Siblings, noise: NoiseKeys) -> Picked:
+    """The accepted child of one node, or the token instead, by optimal_binned on a star; both 0 without a law p."""
+    star, fault = spread(siblings)
     verifier = VERIFIERS["optimal_binned"]
     child, token = (
         draw(law, uniforms(*noise, lane, 1)[:, 0])
-        for law, lane in ((verifier.stop(star), Lane.STOP), (verifier.next(star, guesses.node * 0), Lane.NEXT))
+        for law, lane in ((verifier.stop(star), Lane.STOP), (verifier.next(star, siblings.node * 0), Lane.NEXT))
     )
     return Picked(child, torch.where(child > 0, star.tokens.gather(1, child[:, None])[:, 0], token), fault)
 
 
-def spread(guesses: Siblings) -> tuple[Draft, Tensor]:
-    """The guesses after one node as a star with its laws, what follows a guess left empty; and the fault [B]."""
-    target, node, draft, row, tokens, controls, draft_controls = guesses
+def spread(siblings: Siblings) -> tuple[Draft, Tensor]:
+    """The children of one node as a star with its laws, those after a child left zero; and the fault [B]."""
+    target, node, draft, row, tokens, controls, draft_controls = siblings
     (p, sound), (q, whole) = _law_at(target, node, controls), _law_at(draft, row, draft_controls)
     outside = tokens >= p.shape[-1]
     inside = (tokens >= 0) & ~outside
     drawn = inside & whole
-    told = torch.where(drawn, tokens, -1)
-    impossible = drawn & (q.gather(1, told.clamp_min(0)) == 0)
+    valid = torch.where(drawn, tokens, -1)
+    impossible = drawn & (q.gather(1, valid.clamp_min(0)) == 0)
     fault = flags(TARGET=~sound, TOKEN=outside, DRAFT=inside & ~drawn, IMPOSSIBLE=impossible)
     rest = p.new_zeros(len(tokens), tokens.shape[1], p.shape[-1])
     rows = [torch.cat([one[:, None], rest], dim=1) for one in (q * drawn.any(1, keepdim=True), p)]
-    return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(told, (1, 0)), *rows), fault
+    return Draft(Tree.star(tokens.shape[1]), torch.nn.functional.pad(valid, (1, 0)), *rows), fault
 
 
 def _law_at(logits: Tensor, node: Tensor, controls: Controls) -> tuple[Tensor, Tensor]:
@@ -167,8 +167,8 @@ def _law_at(logits: Tensor, node: Tensor, controls: Controls) -> tuple[Tensor, T
     b = torch.arange(len(logits), device=logits.device)
     if controls.allowed is not None:
         controls = controls._replace(allowed=controls.allowed[b, node][:, None])
-    found, sound = sound_laws(logits[b, node][:, None], controls, node[:, None][:, :0])
-    return found[:, 0], sound
+    laws, sound = sound_laws(logits[b, node][:, None], controls, node[:, None][:, :0])
+    return laws[:, 0], sound
 
 
 def guess(
@@ -184,15 +184,23 @@ def guess(
 
 
 def branched(
-    target: Tensor, draft: Tensor, tokens: Tensor, tree: Tree, controls: Controls, draft_controls: Controls | None
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    tree: Tree,
+    controls: Controls,
+    draft_controls: Controls | None = None,
 ) -> tuple[Draft, Tensor]:
-    """The tree with its laws, and the fault [B]; a guess that is no token, or drawn from a row without a law, counts as
-    not drawn, and so does all below it. q is zero where no child was drawn."""
+    """The tree with its laws, and the fault [B].
+
+    A draft token that is outside the vocabulary, or drawn from a row without a law, counts as not drawn, and so does
+    everything below it. q is zero where no child was drawn.
+    """
     p, sound = sound_laws(target, controls, tokens[:, :0])
     p[..., 0] += ~sound  # as in `drafted`
-    said, whole = sound_laws(draft, (draft_controls or controls).at(tree.inner), tokens[:, :0])
-    q, told = torch.zeros_like(p), tokens.clone()
-    reached = torch.ones_like(sound)  # by a way on which every guess was drawn
+    inner, whole = sound_laws(draft, (draft_controls or controls).at(tree.inner), tokens[:, :0])
+    q, valid = torch.zeros_like(p), tokens.clone()
+    reached = torch.ones_like(sound)  # every token on the path from the root was drawn
     outside, broken, impossible = (torch.zeros_like(sound) for _ in range(3))
     for row, node in enumerate(tree.inner):
         children = list(tree.children(node))
@@ -202,12 +210,12 @@ def branched(
         broken[:, children] = inside & ~whole[:, row, None]
         drawn = reached[:, children] = inside & whole[:, row, None]
         again = (x[:, :, None] == x[:, None, :]).tril(-1).any(2)
-        there = said[:, row].gather(1, torch.where(drawn, x, 0))
-        impossible[:, children] = drawn & (again | (there == 0))
-        told[:, children] = torch.where(drawn, x, -1)
-        q[:, node] = said[:, row] * drawn.any(1, keepdim=True)
+        chance = inner[:, row].gather(1, torch.where(drawn, x, 0))
+        impossible[:, children] = drawn & (again | (chance == 0))
+        valid[:, children] = torch.where(drawn, x, -1)
+        q[:, node] = inner[:, row] * drawn.any(1, keepdim=True)
     fault = flags(TARGET=reached & ~sound, TOKEN=outside, DRAFT=broken, IMPOSSIBLE=impossible)
-    return Draft(tree, told, q, p), fault
+    return Draft(tree, valid, q, p), fault
 
 
 def traverse(
@@ -219,11 +227,11 @@ def traverse(
     noise: NoiseKeys,
     draft_controls: Controls | None = None,
 ) -> Walked:
-    """Which path is accepted and what follows it."""
-    made, fault = branched(target, draft, tokens, tree, controls, draft_controls)
-    stop = VERIFIERS["traversal"].stop(made)
+    """Which path is accepted, and the token after it."""
+    drafts, fault = branched(target, draft, tokens, tree, controls, draft_controls)
+    stop = VERIFIERS["traversal"].stop(drafts)
     node = draw(stop, uniforms(*noise, Lane.STOP, 1)[:, 0])
-    token = draw(VERIFIERS["traversal"].next(made, node), uniforms(*noise, Lane.NEXT, 1)[:, 0])
+    token = draw(VERIFIERS["traversal"].next(drafts, node), uniforms(*noise, Lane.NEXT, 1)[:, 0])
     lost = (fault & Fault.TARGET) > 0
     node, token = torch.where(lost, 0, node), torch.where(lost, 0, token)
     deepest = tree.depth[-1]

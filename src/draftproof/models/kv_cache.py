@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SlotLayer:
     """Keys and values of one layer, [rows, heads, slots, size]; allocated when it is first written to."""
 
-    is_sliding = is_compileable = is_croppable = False  # as transformers asks of a layer
+    is_sliding = is_compileable = is_croppable = supports_early_init = False  # what transformers asks of a layer
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -112,6 +112,11 @@ class SlotCache:
         for buffer in self.buffers:
             buffer[row, :, length:].zero_()  # assigning a number might make the device wait
 
+    def clear_rows(self, rows: torch.Tensor) -> None:
+        """Zeros in whole rows [n], one launch for each buffer: texts leave a batch many at a time."""
+        for buffer in self.buffers:
+            buffer.index_fill_(0, rows, 0)
+
     @property
     def buffers(self) -> list[torch.Tensor]:
         """What is allocated so far: keys and values of each layer, and hidden states where they are kept."""
@@ -143,6 +148,12 @@ class CacheView(Cache):  # type: ignore[misc]
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         return self.placement.end, 0
 
+    def get_max_length(self, *args: Any, **kwargs: Any) -> int:
+        layer: SlotLayer = self.layers[0]
+        return layer.slots
+
+    get_max_cache_shape = get_max_length  # its older name
+
     def call(self, rotation: Rotation | Positions, masks: Mapping[str, Mask]) -> LayerCall:
-        """What fused layers are told instead."""
+        """The same as fused layers take it."""
         return LayerCall(rotation, masks, self.placement, self.layers, self.tables)

@@ -142,7 +142,7 @@ def as_gain(norm: RMSNorm) -> tuple[torch.Tensor, float]:
 
 
 class Attention(NamedTuple):
-    """What attention is told of a call."""
+    """Where a call writes and reads the cache, and its rotary angles."""
 
     sizes: Sizes
     cos: torch.Tensor  # [B, 1, T, size], contiguous

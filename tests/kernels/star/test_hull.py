@@ -66,7 +66,7 @@ def planned(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> tuple[torch.Ten
     scratch = launch.PickScratch.of(batch, count, 8, torch.device(DEVICE))
     scratch.masses_ptr.copy_(torch.from_numpy((np.stack([p, q], axis=1) * UNIT).astype(np.int64)))
     scratch.bin_ptr.copy_(torch.from_numpy(tokens))
-    launch.plan_pick[(batch,)](scratch, count, BLOCK_K=launch.triton.next_power_of_2(count + 1), num_warps=8)
+    launch.plan_pick[(batch,)](scratch, count, BLOCK_K=launch.next_power_of_2(count + 1), num_warps=8)
     return scratch.share_ptr.cpu() * torch.from_numpy(q / q.sum(1, keepdims=True)), scratch.chosen_ptr.cpu()
 
 

@@ -164,7 +164,7 @@ def test_attention_in_c_is_attention(size):
     theirs = torch_ops.attend(q, k, v, mask, caches[0].layers[0], placement)
     call, layer = LayerCall(rotation, {FULL: mask}, placement, caches[1].layers), caches[1].layers[0]
     assert native_ops.takes(call, x, shape)
-    ours = native.attend(qkv, native_ops.describe(call, x, shape, 0), (layer.keys, layer.values), mask)
+    ours = native.attend(qkv, native_ops.describe(call, rotation, x, shape, 0), (layer.keys, layer.values), mask)
     torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
     for one, other in zip(caches[0].buffers, caches[1].buffers, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)

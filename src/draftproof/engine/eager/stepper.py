@@ -89,14 +89,13 @@ class EagerStepper:
     def is_busy(self) -> bool:
         return bool(self.rows)
 
-    def leave(self, request: Request) -> None:
-        """Free the row of a request, unless others share it."""
-        for row in reversed(range(len(self.rows))):  # the scheduler frees the last rows first
-            if request in self.rows[row]:
-                self.rows[row].remove(request)
-                if not self.rows[row]:
-                    self._retire(row)
-                return
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Free the rows of requests, unless others share them."""
+        ended = set(requests)
+        self.rows = [[request for request in row if request not in ended] for row in self.rows]
+        for row in reversed(range(len(self.rows))):  # the last rows first, so that fewer rows move
+            if not self.rows[row]:
+                self._retire(row)
 
     def launch(self) -> EagerPending:
         """Make one step of all rows."""

@@ -130,15 +130,16 @@ class GraphStepper:
             self.requests[row] = self._new[row] = request
         self._drafting = True
 
-    def leave(self, request: Request) -> None:
-        """Free a row; the device is not told, because a write between steps would make it wait for the host."""
-        row = self.requests.index(request)
-        in_flight = any(pending.requests[row] is request for pending in self.in_flight)
-        # a step in flight writes after the end; a failed or cancelled text may have been in a step that raised
-        if in_flight or request.finish in ("cancelled", "failed"):
-            self._stale.add(row)
-        self.requests[row] = None
-        self._new.pop(row, None)
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Free rows; the device is not told, because a write between steps would make it wait for the host."""
+        for request in requests:
+            row = self.requests.index(request)
+            in_flight = any(pending.requests[row] is request for pending in self.in_flight)
+            # a step in flight writes after the end; a failed or cancelled text may have been in a step that raised
+            if in_flight or request.finish in ("cancelled", "failed"):
+                self._stale.add(row)
+            self.requests[row] = None
+            self._new.pop(row, None)
 
     @property
     def is_busy(self) -> bool:
@@ -162,8 +163,10 @@ class GraphStepper:
         return False
 
     def _recounts(self) -> bool:
+        if not self._new:
+            return False
         samplings = self._next_samplings()
-        return bool(self._new) and samplings != self.samplings and any(sampling.reads_history for sampling in samplings)
+        return samplings != self.samplings and any(sampling.reads_history for sampling in samplings)
 
     def _next_samplings(self) -> list[Sampling]:
         return [self._new[row].sampling if row in self._new else old for row, old in enumerate(self.samplings)]
@@ -255,10 +258,12 @@ class GraphStepper:
         texts: dict[Sequence[int], list[int]] = {}
         for row, request in requests.items():
             texts.setdefault(request.prompt, []).append(row)
-        for row in self._stale & requests.keys():
+        stale = sorted(self._stale & requests.keys())
+        if stale:
+            index = self._send(stale)
             for session in self.device_step.sessions:
-                session.cache.clear(row)
-            self._stale.remove(row)
+                session.cache.clear_rows(index)
+            self._stale.difference_update(stale)
         self.device_step.read((rows[0], text) for text, rows in texts.items())
         same = [(rows[0], row) for rows in texts.values() for row in rows[1:]]
         if same:

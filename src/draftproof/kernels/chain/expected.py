@@ -11,8 +11,10 @@ import triton.language as tl
 
 from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.codes import BLOCK_RULE, ONEHOT_RULE
+from draftproof.kernels.lib.launching import cdiv, next_power_of_2
 from draftproof.kernels.lib.laws import LawPair, SummaryPtrs, acceptance, load_law, probability
 from draftproof.kernels.lib.rows import LogitRows, element, load_scores
+from draftproof.kernels.types import Controls, Summary
 
 TILE = 1024  # tokens at a time, ...
 SPAN = 8192  # ... of so many that a program sums
@@ -22,10 +24,10 @@ def stop_law(
     target: torch.Tensor,  # [B, K + 1, V]
     draft: torch.Tensor,  # [B, K, V]
     tokens: torch.Tensor,  # [B, K]
-    controls,
+    controls: Controls,
     rule: torch.Tensor,  # [B]
-    laws,  # Summary of the target's rows; that after the last draft token is not read
-    draft_laws,  # Summary of the draft rows
+    laws: Summary,  # of the target's rows; that after the last draft token is not read
+    draft_laws: Summary,
 ) -> torch.Tensor:
     """[B, K + 1] float32: the probability that the draft stops at each node."""
     batch, drafts, size = draft.shape
@@ -36,16 +38,16 @@ def stop_law(
         draft_rows=LogitRows.of(draft, tokens, controls),
         draft_laws=SummaryPtrs.of(draft_laws, controls),
     )
-    parts, block = triton.cdiv(size, SPAN), triton.next_power_of_2(drafts + 1)
+    parts, block = cdiv(size, SPAN), next_power_of_2(drafts + 1)
     sums = torch.empty(batch, drafts, parts, device=target.device)
     law = torch.empty(batch, drafts + 1, device=target.device)
     with launching.current(target.device):
         if drafts > 1:
-            sum_excess[(batch * (drafts - 1) * parts,)](
+            sum_residuals[(batch * (drafts - 1) * parts,)](
                 pair, rule, sums, drafts, parts, BLOCK_N=block, TILE=TILE, SPAN=SPAN, num_warps=4
             )
         combine[(batch,)](
-            pair, rule, sums, law, drafts, parts, BLOCK_N=block, BLOCK_PARTS=triton.next_power_of_2(parts), num_warps=1
+            pair, rule, sums, law, drafts, parts, BLOCK_N=block, BLOCK_PARTS=next_power_of_2(parts), num_warps=1
         )
     return law
 
@@ -77,8 +79,8 @@ def weights(p, q, K, BLOCK_N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["K", "parts"])
-def sum_excess(pair, rule_ptr, sums_ptr, K, parts, BLOCK_N: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr):
-    """The excess (w p - q)+ of one span of row n, for block verification and where a draft token follows the row."""
+def sum_residuals(pair, rule_ptr, sums_ptr, K, parts, BLOCK_N: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr):
+    """The residual (w p - q)+ of one span of row n, for block verification and where a draft token follows the row."""
     part = tl.program_id(0) % parts
     n = 1 + tl.program_id(0) // parts % (K - 1)
     b = (tl.program_id(0) // (parts * (K - 1))).to(tl.int64)
@@ -111,9 +113,9 @@ def combine(
     inner = follows & (n > 0)
     mask = inner[:, None] & (part < parts)[None, :]
     sums = tl.load(sums_ptr + (b * K + n[:, None]) * parts + part[None, :], mask=mask, other=0.0).to(tl.float64)
-    excess = tl.where(inner, tl.sum(sums, 1), w)  # at the end of a draft q is zero, so all of w is left
-    whole = excess + (1.0 - w)
-    h = tl.where(whole > 0, excess / tl.where(whole > 0, whole, 1.0), 1.0)
+    residual = tl.where(inner, tl.sum(sums, 1), w)  # at the end of a draft q is zero, so all of w is left
+    whole = residual + (1.0 - w)
+    h = tl.where(whole > 0, residual / tl.where(whole > 0, whole, 1.0), 1.0)
     accepted = acceptance(p, q)
     law = tl.zeros((BLOCK_N,), tl.float64)
     reach = tl.full((), 1.0, tl.float64)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from draftproof.kernels.chain.decide import decide
@@ -22,6 +21,7 @@ from draftproof.kernels.chain.state import CandidateLists, ChainState, SpanStats
 from draftproof.kernels.chain.truncate import LimitPtrs, truncate
 from draftproof.kernels.chain.workspace import Workspace
 from draftproof.kernels.lib import launching
+from draftproof.kernels.lib.launching import next_power_of_2
 from draftproof.kernels.lib.laws import LawPair, SummaryPtrs
 from draftproof.kernels.lib.rows import LogitRows, unspecialised
 from draftproof.kernels.types import CREST, Controls, Emitted, NoiseKeys, Summary
@@ -77,9 +77,7 @@ def summarise_rows(rows: ChainRows, *, summary: Summary | None = None, workspace
     """The laws of rows, into `summary`, or into the workspace's without one."""
     space = Workspace.serving(rows.logits, workspace)
     summary = space.summary if summary is None else summary
-    plan = LaunchPlan.of(
-        space.tiling, rows.logits, rows.controls, pdl=launching.may_overlap(rows.logits.device)
-    )  # fmt: skip
+    plan = LaunchPlan.of(space.tiling, rows.logits, rows.controls)
     arguments = _arguments(plan, space, rows, summary)
     with launching.current(rows.logits.device):
         _measure(plan, arguments)
@@ -99,9 +97,7 @@ def sample(
     """A draft token of each row by the uniform (noise, DRAFT, index); and the laws, into `summary` if given."""
     space = Workspace.serving(rows.logits, workspace)
     summary = space.summary if summary is None else summary
-    plan = LaunchPlan.of(
-        space.tiling, rows.logits, rows.controls, pdl=launching.may_overlap(rows.logits.device)
-    )  # fmt: skip
+    plan = LaunchPlan.of(space.tiling, rows.logits, rows.controls)
     arguments = _arguments(plan, space, rows, summary, noise=noise, lane=Lane.DRAFT, index=index)
     out = _empty_outcome(plan, rows.logits.device, logprobs=False)
     with launching.current(rows.logits.device):
@@ -113,20 +109,15 @@ def sample(
 def verify(
     rows: ChainRows,
     noise: NoiseKeys,
-    draft: ChainDraft | None,  # None where nothing is drafted
     *,
+    draft: ChainDraft | None = None,  # None where nothing is drafted
     workspace: Workspace | None = None,
     logprobs: bool = False,
 ) -> Emitted:
     """How far each draft goes, and the token after it."""
     space = Workspace.serving(rows.logits, workspace)
     plan = LaunchPlan.of(
-        space.tiling,
-        rows.logits,
-        rows.controls,
-        drafted=draft is not None,
-        draft_crest=_has_crest(draft),
-        pdl=launching.may_overlap(rows.logits.device),
+        space.tiling, rows.logits, rows.controls, drafted=draft is not None, draft_crest=_has_crest(draft)
     )
     arguments = _arguments(plan, space, rows, space.summary, draft=draft, noise=noise, lane=Lane.NEXT)
     out = _empty_outcome(plan, rows.logits.device, logprobs=logprobs)
@@ -139,7 +130,7 @@ def verify(
 def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
     """The first half: the laws of truncated rows, and statistics of the spans of others."""
     pair, stats, lists, limits, state = arguments
-    options, block_best = plan.truncation, triton.next_power_of_2(plan.groups // plan.block)
+    options, block_best = plan.truncation, next_power_of_2(plan.groups // plan.block)
     measure[(plan.batch * plan.measured * plan.spans,)](
         pair.rows, pair.laws, pair.draft_laws, state.rule_ptr, stats, lists, limits if plan.fuse_truncation else None,
         state.overflow_ptr, plan.nodes, plan.measured, plan.spans,
@@ -151,7 +142,7 @@ def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
     if plan.truncates and not plan.fuse_truncation:
         truncate[(plan.batch * plan.nodes,)](
             pair.rows, pair.laws, stats, lists, limits, plan.nodes, plan.spans,
-            GROUP=plan.group, BLOCK=plan.block, BLOCK_SPANS=triton.next_power_of_2(plan.spans), BLOCK_BEST=block_best,
+            GROUP=plan.group, BLOCK=plan.block, BLOCK_SPANS=next_power_of_2(plan.spans), BLOCK_BEST=block_best,
             FEW=options.few, SWEEP=options.sweep, SHIFT=plan.unused_bits, GREEDY=plan.greedy, PDL=plan.pdl,
             num_warps=options.warps, maxnreg=options.registers, launch_pdl=plan.pdl,
         )  # fmt: skip
@@ -160,7 +151,7 @@ def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
 def _decide_and_emit(plan: LaunchPlan, arguments: Arguments, out: Emitted) -> None:
     """The second half: where each draft stops, and the token after it."""
     pair, _, lists, _, state = arguments
-    wide = triton.next_power_of_2
+    wide = next_power_of_2
     if plan.shortlists:
         verify_lists[(plan.batch,)](
             pair, lists, state, out, plan.nodes, BLOCK_N=wide(plan.nodes), WIDTH=LIST_WIDTH, PDL=plan.pdl,
@@ -186,7 +177,7 @@ def _decide(plan: LaunchPlan, arguments: Arguments) -> None:
     pair, stats, _, _, state = arguments
     decide[(plan.batch,)](
         pair, stats, state, plan.nodes, plan.spans,
-        BLOCK_N=triton.next_power_of_2(plan.nodes), BLOCK_SPANS=triton.next_power_of_2(plan.spans), CREST=CREST,
+        BLOCK_N=next_power_of_2(plan.nodes), BLOCK_SPANS=next_power_of_2(plan.spans), CREST=CREST,
         DENSE=plan.dense, GREEDY=plan.greedy, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
         num_warps=plan.decide_warps, launch_pdl=plan.pdl,
     )  # fmt: skip

@@ -116,7 +116,7 @@ def read_tiles(
     short = (end - 1) * TILE + ids < tl.where(full < end, rows.vocabulary, 0)
     last = load_logits(rows, b, n, (end - 1) * TILE + ids, short)  # in flight while the full tiles are processed
     for t in tl.range(first, full, num_stages=4 if SEVERAL else 1):
-        s = load_scores(rows, b, n, t * TILE + ids, None)
+        s = load_scores(rows, b, n, t * TILE + ids)
         peaks, norms, firsts, tiles = add_tile(
             s, stats, b, n, N, t, groups, rate, peaks, norms, firsts, tiles, TILE, LANE, BLOCK, GREEDY
         )

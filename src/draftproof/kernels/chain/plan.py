@@ -6,8 +6,9 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton
 
+from draftproof.kernels.lib import launching
+from draftproof.kernels.lib.launching import cdiv, next_power_of_2
 from draftproof.kernels.types import CREST, Controls
 
 GROUPS = 2048  # most groups of a row, each of which keeps its largest score, unless a group is as large as 64 tokens
@@ -34,9 +35,9 @@ class Tiling(NamedTuple):
     def of(batch: int, nodes: int, vocabulary: int) -> Tiling:
         """Programs grow with the root of the work: fewer have to start, and there are still enough for an even end."""
         root = math.sqrt(batch * nodes * vocabulary)
-        group = min(max(32, triton.next_power_of_2(triton.cdiv(vocabulary, GROUPS))), 64)
-        span = min(_power_of_2(9 * root, 1024, 16384), max(group, triton.next_power_of_2(vocabulary)))
-        parts = triton.cdiv(vocabulary, _power_of_2(2.3 * root, TILE, 32768))
+        group = min(max(32, next_power_of_2(cdiv(vocabulary, GROUPS))), 64)
+        span = min(_power_of_2(9 * root, 1024, 16384), max(group, next_power_of_2(vocabulary)))
+        parts = cdiv(vocabulary, _power_of_2(2.3 * root, TILE, 32768))
         ranks = nodes if batch * nodes <= PROCESSORS else min(2, nodes)
         fuse_truncation = 2 * PROCESSORS <= batch * nodes <= 6 * PROCESSORS
         return Tiling(span, min(span, 4096), group, parts, ranks, fuse_truncation)
@@ -44,7 +45,7 @@ class Tiling(NamedTuple):
 
 def chunk_count(vocabulary: int) -> int:
     """How many chunks a row has."""
-    return int(triton.cdiv(vocabulary, TILE)) * TILE // CHUNK
+    return cdiv(vocabulary, TILE) * TILE // CHUNK
 
 
 def list_capacity(vocabulary: int) -> int:
@@ -54,7 +55,7 @@ def list_capacity(vocabulary: int) -> int:
 
 def group_count(tiling: Tiling, vocabulary: int, group: int) -> int:
     """How many groups of `group` tokens a row has, counting whole tiles."""
-    return int(triton.cdiv(vocabulary, tiling.tile)) * tiling.tile // group
+    return cdiv(vocabulary, tiling.tile) * tiling.tile // group
 
 
 def most_groups(tiling: Tiling, vocabulary: int) -> int:
@@ -114,7 +115,6 @@ class LaunchPlan(NamedTuple):
         *,
         drafted: bool = False,  # whether there are drafts to verify
         draft_crest: bool = False,  # whether their rows have a crest
-        pdl: bool = False,
     ) -> LaunchPlan:
         """The plan for rows of logits."""
         batch, nodes, vocabulary = logits.shape
@@ -138,9 +138,9 @@ class LaunchPlan(NamedTuple):
             group=group,
             block=block,
             groups=groups,
-            span=max(tiling.tile, triton.next_power_of_2(vocabulary)) if fuse_truncation else tiling.span,
+            span=max(tiling.tile, next_power_of_2(vocabulary)) if fuse_truncation else tiling.span,
             unused_bits=0 if edits_scores(controls) else UNUSED_BITS[logits.dtype],
-            pdl=pdl,
+            pdl=launching.may_overlap(logits.device),
         )
 
     @property
@@ -156,7 +156,7 @@ class LaunchPlan(NamedTuple):
     @property
     def spans(self) -> int:
         """How many spans a row has."""
-        return int(triton.cdiv(self.vocabulary, self.span))
+        return cdiv(self.vocabulary, self.span)
 
     @property
     def chunks(self) -> int:

@@ -154,10 +154,10 @@ def sum_chunks(
         draft_logits = load_logits(draft_rows, b, n, last, mask)
     for tile in tl.range(start, full, num_stages=3):
         ids = tile_ids(tile, TILE, CHUNK)
-        s = load_scores(rows, b, n, ids, None)
+        s = load_scores(rows, b, n, ids)
         t = s
         if DRAWN:
-            t = load_scores(draft_rows, b, n, ids, None)
+            t = load_scores(draft_rows, b, n, ids)
         sums = chunk_residuals(pair, row, ids, s, t, DRAWN)
         tl.store(sums_ptr + tile * (TILE // CHUNK) + i, sums)
         total += sums
@@ -192,7 +192,7 @@ def sum_unmeasured(rows, shifts_ptr, sums_ptr, b, n, part, parts, TILE: tl.const
     last, mask = last_tile(rows.vocabulary, start, full, end, TILE, CHUNK)
     logits = load_logits(rows, b, n, last, mask)
     for tile in tl.range(start, full, num_stages=3):
-        shift, total = chunk_weights(load_scores(rows, b, n, tile_ids(tile, TILE, CHUNK), None), rate)
+        shift, total = chunk_weights(load_scores(rows, b, n, tile_ids(tile, TILE, CHUNK)), rate)
         tl.store(shifts_ptr + tile * (TILE // CHUNK) + i, shift)
         tl.store(sums_ptr + tile * (TILE // CHUNK) + i, total)
     if (full < end) & (start < end):

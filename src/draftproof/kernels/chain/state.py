@@ -36,7 +36,7 @@ class CandidateLists(NamedTuple):
 
 
 class ChainState(NamedTuple):
-    """Rule and noise of each sequence, and what the kernels have found out about it so far."""
+    """Rule and noise of each sequence, and what the kernels have computed for it so far."""
 
     rule_ptr: Any  # [B], None where nothing is drafted
     noise: Any  # NoiseKeys; None where nothing is drawn

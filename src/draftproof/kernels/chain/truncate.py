@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Second kernel: exact top-k, top-p and min-p (order of draftproof.controls) of a row without sorting it.
+"""Second kernel: truncate rows exactly without sorting them, by top-k, top-p and min-p as draftproof.controls.
 
 The outcome is a cutoff score and a first id. `measure` left the largest score of every group of GROUP tokens, that of
 every BLOCK groups where few tokens are kept, and the groups' masses where many may be. They give a floor below which
@@ -217,31 +217,32 @@ def list_candidates(
     if BLOCK > 1:
         best_ptr = stats.group_ptr + measured.row * lists.limit
         count = list_parts(
-            rows, measured, block_list, count, best_ptr, floor, groups, None, lists.limit, lists.limit, BLOCK, GROUP, 64
-        )
+            rows, measured, block_list, count, floor, groups, lists.limit, lists.limit, BLOCK, GROUP, 64,
+            best_ptr=best_ptr,
+        )  # fmt: skip
         tl.debug_barrier()
     scores = lists.scores_ptr + measured.row * lists.capacity
-    found = list_parts(
-        rows, measured, groups, count, None, floor, ids, scores, lists.capacity, rows.vocabulary,
-        GROUP, 1, SWEEP // GROUP,
+    reached = list_parts(
+        rows, measured, groups, count, floor, ids, lists.capacity, rows.vocabulary, GROUP, 1, SWEEP // GROUP,
+        scores_ptr=scores,
     )  # fmt: skip
     tl.debug_barrier()
-    listed = found <= lists.capacity
-    tl.store(lists.count_ptr + measured.row, tl.where(listed, found, -1))
-    return listed, tl.where(listed, found, count * GROUP)
+    listed = reached <= lists.capacity
+    tl.store(lists.count_ptr + measured.row, tl.where(listed, reached, -1))
+    return listed, tl.where(listed, reached, count * GROUP)
 
 
 @triton.jit
 def list_parts(
-    rows, measured, starts_ptr, count, best_ptr, floor, out_ptr, scores_ptr, capacity, end,
-    WIDTH: tl.constexpr, UNIT: tl.constexpr, SWEEP: tl.constexpr,
+    rows, measured, starts_ptr, count, floor, out_ptr, capacity, end,
+    WIDTH: tl.constexpr, UNIT: tl.constexpr, SWEEP: tl.constexpr, best_ptr=None, scores_ptr=None,
 ):  # fmt: skip
     """List the parts that reach the floor, of `count` wholes of WIDTH parts each, by where these start: how many.
 
     Parts are tokens, or groups of UNIT tokens with their best scores; a part is listed by its first token. Threads lie
     along a whole and hold the same part of several, as suits the stores: another layout would be converted for them.
     """
-    found = count * 0
+    reached = count * 0
     for o in range(0, count, SWEEP):
         i = o + tl.arange(0, SWEEP)
         start = tl.load(starts_ptr + i, mask=i < count, other=end)
@@ -252,13 +253,13 @@ def list_parts(
             s = tl.load(best_ptr + part, mask=part < end, other=float("-inf")).to(tl.float32)
         reach = ((s >= floor) & (s > float("-inf"))).to(tl.int32)
         each = tl.sum(reach, 0)
-        place = (found + tl.cumsum(each, 0) - each)[None, :] + tl.cumsum(reach, 0) - 1
+        place = (reached + tl.cumsum(each, 0) - each)[None, :] + tl.cumsum(reach, 0) - 1
         fits = (reach > 0) & (place < capacity)
         tl.store(out_ptr + place, part * UNIT, mask=fits)
         if scores_ptr is not None:
             tl.store(scores_ptr + place, s, mask=fits)
-        found += tl.sum(each, 0)
-    return found
+        reached += tl.sum(each, 0)
+    return reached
 
 
 @triton.jit

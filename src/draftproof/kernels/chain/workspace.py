@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from draftproof.errors import DraftproofError
@@ -13,6 +12,7 @@ from draftproof.kernels.chain import plan
 from draftproof.kernels.chain.plan import Tiling
 from draftproof.kernels.chain.state import DECISION_SIZE, CandidateLists, ChainState, SpanStats
 from draftproof.kernels.chain.worklist import ITEM_SIZE
+from draftproof.kernels.lib.launching import cdiv
 from draftproof.kernels.lib.rows import unspecialised
 from draftproof.kernels.types import CREST, Summary
 from draftproof.noise import Lane
@@ -32,7 +32,7 @@ class Workspace(NamedTuple):
     def of(batch: int, nodes: int, vocabulary: int, device: torch.device, tiling: Tiling | None = None) -> Workspace:
         """Scratch memory for logits [batch, nodes, vocabulary]."""
         tiling = Tiling.of(batch, nodes, vocabulary) if tiling is None else tiling
-        rows, spans = batch * nodes, triton.cdiv(vocabulary, tiling.span)
+        rows, spans = batch * nodes, cdiv(vocabulary, tiling.span)
         groups, chunks = plan.most_groups(tiling, vocabulary), plan.chunk_count(vocabulary)
         capacity = plan.list_capacity(vocabulary)
 

@@ -1,4 +1,4 @@
-"""What every launcher asks of the device: whether launches may overlap, and which device is current."""
+"""What every launcher needs: whether launches may overlap, the current device, and sizes of grids and blocks."""
 
 from __future__ import annotations
 
@@ -16,3 +16,13 @@ def may_overlap(device: torch.device) -> bool:
 def current(device: torch.device) -> Any:
     """Make a device the current one, on which Triton launches; on the CPU its interpreter needs none."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def cdiv(count: int, size: int) -> int:
+    """How many blocks of a size hold `count`. triton.cdiv, which also works in kernels, takes 9 microseconds."""
+    return -(-count // size)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below a positive number."""
+    return 1 << (number - 1).bit_length()

@@ -12,19 +12,19 @@ from draftproof.kernels.types import Controls, Summary
 class SummaryPtrs(NamedTuple):
     """The summaries of rows (types.Summary) in memory."""
 
-    shift_ptr: Any
-    scale_ptr: Any
-    cutoff_ptr: Any  # None where no row is truncated
-    first_ptr: Any  # None where no row is truncated or greedy
-    crest_ptr: Any  # None where it was not asked for, or rows are truncated
-    height_ptr: Any  # as crest_ptr
-    stride: Any  # rows from one sequence to the next
+    shift_ptr: Any = None
+    scale_ptr: Any = None
+    cutoff_ptr: Any = None  # None where no row is truncated
+    first_ptr: Any = None  # None where no row is truncated or greedy
+    crest_ptr: Any = None  # None where it was not asked for, or rows are truncated
+    height_ptr: Any = None  # as crest_ptr
+    stride: Any = 0  # rows from one sequence to the next
 
     @staticmethod
     def of(summary: Summary | None, controls: Controls) -> "SummaryPtrs":
         """The parts of a summary that these controls make kernels use."""
         if summary is None:
-            return SummaryPtrs(None, None, None, None, None, None, 0)
+            return SummaryPtrs()
         cutoff = summary.cutoff if controls.truncates else None
         first = summary.first if controls.truncates or controls.greedy else None
         crest, height = (None, None) if controls.truncates else (summary.crest, summary.height)

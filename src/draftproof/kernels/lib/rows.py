@@ -67,14 +67,14 @@ def is_needed(rows, b, n, DEFER_LAST: tl.constexpr):
 
 
 @triton.jit
-def load_scores(rows, b, n, ids, mask):
-    """Logits after bias, penalties and masks in float32; minus infinity outside `mask`, None if all are inside."""
+def load_scores(rows, b, n, ids, mask=None):
+    """Logits after bias, penalties and masks in float32; minus infinity outside `mask`, if one is given."""
     return apply_controls(rows, load_logits(rows, b, n, ids, mask), b, n, ids, mask)
 
 
 @triton.jit
-def load_logits(rows, b, n, ids, mask):
-    """Raw logits; minus infinity outside `mask`."""
+def load_logits(rows, b, n, ids, mask=None):
+    """Raw logits; minus infinity outside `mask`, if one is given."""
     ptrs = rows.logits_ptr + b * rows.stride_b + n * rows.stride_n + ids
     # without a mask where none is needed: a select for every token is a tenth of the arithmetic
     return tl.load(ptrs) if mask is None else tl.load(ptrs, mask=mask, other=float("-inf"))

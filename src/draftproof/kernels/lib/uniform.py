@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The uniforms of draftproof.noise on the device: Philox numbers made from the same keys."""
+"""The uniforms of draftproof.noise on the device: Philox numbers of the same keys."""
 
 import triton
 import triton.language as tl

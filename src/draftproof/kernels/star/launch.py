@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from draftproof.kernels.chain.plan import CHUNK, TILE, Tiling, chunk_count
 from draftproof.kernels.lib import launching
+from draftproof.kernels.lib.launching import next_power_of_2
 from draftproof.kernels.lib.laws import LawPair, SummaryPtrs
 from draftproof.kernels.lib.rows import LogitRows
 from draftproof.kernels.star.hull import plan_pick
@@ -82,7 +82,7 @@ def pick(siblings: Siblings, noise: NoiseKeys, laws: Summary, drafted: Summary) 
     child, token = (torch.empty(batch, dtype=torch.int64, device=device) for _ in range(2))
     out = Picked(child, token, scratch.fault_ptr)
     parts, chunks = Tiling.of(batch, 1, vocabulary).parts, chunk_count(vocabulary)
-    block_k, block_chunks = triton.next_power_of_2(count + 1), triton.next_power_of_2(chunks)
+    block_k, block_chunks = next_power_of_2(count + 1), next_power_of_2(chunks)
     with launching.current(device):
         fill_bins[(batch * parts,)](pair, index, scratch, parts, count, TILE=BIN_TILE, BLOCK_K=block_k)
         plan_pick[(batch,)](scratch, count, BLOCK_K=block_k, num_warps=8)

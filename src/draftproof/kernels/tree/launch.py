@@ -6,13 +6,13 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from draftproof.draft import Tree
 from draftproof.kernels.chain.launch import ChainRows, summarise, summarise_rows
 from draftproof.kernels.chain.plan import CHUNK, TILE, Tiling, chunk_count
 from draftproof.kernels.lib import launching
+from draftproof.kernels.lib.launching import next_power_of_2
 from draftproof.kernels.lib.laws import LawPair, SummaryPtrs
 from draftproof.kernels.lib.rows import LogitRows
 from draftproof.kernels.tree import distinct, traversal
@@ -137,7 +137,7 @@ def guess(
     rows, laws = LogitRows.of(logits, no_drafts, controls), SummaryPtrs.of(summary, controls)
     parts, chunks = Tiling.of(batch, width, vocabulary).parts, chunk_count(vocabulary)
     sums = torch.empty(batch * width, chunks, device=device)
-    wide, pdl = triton.next_power_of_2, launching.may_overlap(device)
+    wide, pdl = next_power_of_2, launching.may_overlap(device)
     with launching.current(device):
         distinct.sum_law[(batch * width * parts,)](
             rows, laws, sums, width, parts, chunks, TILE=TILE, CHUNK=CHUNK, PDL=pdl, num_warps=4, launch_pdl=pdl
@@ -179,7 +179,7 @@ def traverse(
     out = _empty_outcome(batch, depth, scratch.stop_ptr)
     parts, chunks = Tiling.of(batch, 1, vocabulary).parts, chunk_count(vocabulary)
     sums = torch.empty(batch, chunks, device=device)
-    wide, pdl = triton.next_power_of_2, launching.may_overlap(device)
+    wide, pdl = next_power_of_2, launching.may_overlap(device)
     options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
     blocks = {"BLOCK_N": wide(count), "BLOCK_PARTS": wide(scratch.parts)}
     with launching.current(device):

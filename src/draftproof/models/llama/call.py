@@ -1,4 +1,4 @@
-"""LayerCall: all that one call of the layers is told beside its input; nothing is remembered from call to call."""
+"""LayerCall: everything a call of the layers needs beside its input; nothing is remembered from call to call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from draftproof.models.llama.masks import Branching, Causal, Mask, Packed, additive
+from draftproof.models.llama.masks import RULES, Mask, additive
 from draftproof.models.llama.placement import NodeSlots, Placement
 from draftproof.models.llama.rotary import Positions, Rotation
 
@@ -38,7 +38,7 @@ class LayerCall(NamedTuple):
 
     def written_out(self, dtype: torch.dtype) -> LayerCall:
         """The same call with every rule as an additive mask."""
-        if not any(isinstance(mask, Causal | Branching | Packed) for mask in self.masks.values()):
+        if not any(isinstance(mask, RULES) for mask in self.masks.values()):
             return self
         masks, placement = written_out(self.masks, self.placement, dtype)
         return self._replace(masks=masks, placement=placement)

@@ -1,7 +1,7 @@
 """Attention masks: what each token of a call may attend to, written out as a tensor or stated as a rule.
 
-Kernels follow a rule without a mask in memory; other backends write it out with `visible`. A rule says what is seen
-from where; in which slots the tokens stand is said by the call's placement.
+Kernels follow a rule without a mask in memory; other backends write it out with `visible`. A rule defines what is seen
+from each slot; the call's placement gives the slots of its tokens.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Packed(NamedTuple):
         return ((apart >= 0) & (apart < placement.slots.clamp(1, self.window)[:, None]))[None]
 
 
+RULES = (Causal, Branching, Packed)
 Rule: TypeAlias = Causal | Branching | Packed
 Mask: TypeAlias = torch.Tensor | Rule | None  # [B, 1, T, S] additive or boolean; a rule; None: every query sees all
 

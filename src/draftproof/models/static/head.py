@@ -34,7 +34,9 @@ class StaticHead:
         # entries of the target's states run all layers, those of draft tokens the last one alone
         self.tables = open_tables(model.network.blocks, self.cache, (0, layers - 1))
         self.rows = torch.arange(rows, device=self.device)[:, None]
-        self.recent = torch.arange(-length - 1, 0, device=self.device)  # entries that a step may have made true
+        self.recent = torch.arange(
+            -length - 1, 0, device=self.device
+        )  # entries whose tokens the last step may have committed
         # minus infinity stays where nothing can be drafted
         room = (rows, max(length, inner), model.vocabulary)
         self.logits = torch.full(room, -torch.inf, dtype=dtype, device=self.device)

@@ -72,13 +72,13 @@ class StaticSession:
         return self.forward(token[:, None], base + count, keep=1)[:, 0]
 
     @torch.no_grad()
-    def branch(self, tokens: torch.Tensor, base: torch.Tensor, call: NodeCall) -> torch.Tensor:
+    def branch(self, tokens: torch.Tensor, base: torch.Tensor, nodes: NodeCall) -> torch.Tensor:
         """Logits [B, T, V] after some nodes of a tree of tokens [B, N]; node 0 stands at position base [B]."""
-        masks = {kind: call.mask(window) for kind, window in self.model.windows.items()}
+        masks = {kind: nodes.mask(window) for kind, window in self.model.windows.items()}
         # what follows a node that was not drawn is never looked at, but must be valid input
-        ids = tokens.index_select(1, call.number).clamp_min(0)
-        placement = call.placement(base + 1, self.capacity + 1)
-        return self._call(self._fast, ids, base[:, None] + call.depth, masks, placement, len(call.nodes))
+        ids = tokens.index_select(1, nodes.number).clamp_min(0)
+        placement = nodes.placement(base + 1, self.capacity + 1)
+        return self._call(self._fast, ids, base[:, None] + nodes.depth, masks, placement, len(nodes.nodes))
 
     @torch.no_grad()
     def forward(self, ids: torch.Tensor, base: torch.Tensor, keep: int) -> torch.Tensor:

@@ -15,8 +15,9 @@ from torch.nn import functional as F  # noqa: N812
 from draftproof import native
 from draftproof.models.llama.backends import torch_ops
 from draftproof.models.llama.call import LayerCall
-from draftproof.models.llama.masks import Branching, Causal, Packed
+from draftproof.models.llama.masks import RULES
 from draftproof.models.llama.placement import PackedSlots, Range
+from draftproof.models.llama.rotary import Rotation
 
 
 def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
@@ -26,12 +27,13 @@ def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
     call = call.written_out(x.dtype)
-    rotation, given, attention = call.angles(x.dtype), [], None
+    rotation, inputs, attention = call.angles(x.dtype), [], None
     if takes(call, x, blocks.shape):
         allocate(call.cache[first:], blocks.shape, x)
-        attention = describe(call, x, blocks.shape, first)
+        attention = describe(call, rotation, x, blocks.shape, first)
     for block, mask, layer in blocks.layers(call, first):
-        given.append(x)
+        if keep:
+            inputs.append(x)
         qkv = block.qkv(norm(block.norm_in, x))
         if attention is not None:
             attended = native.attend(qkv, attention, (layer.keys, layer.values), mask)
@@ -40,7 +42,7 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
             attended = torch_ops.attend(q, k, v, mask, layer, call.placement)
         x = x + block.out(attended)
         x = x + block.down(native.gate(block.gate_up(norm(block.norm_mlp, x))))
-    return x, given
+    return x, inputs
 
 
 def takes(call: LayerCall, x: torch.Tensor, shape: Any) -> bool:
@@ -51,12 +53,12 @@ def takes(call: LayerCall, x: torch.Tensor, shape: Any) -> bool:
     # the attention weights of a group of heads lie on the stack of a thread
     if placement.end > native.LONGEST or placement.end * group > 4 * native.LONGEST:
         return False
-    masks = [mask for mask in call.masks.values() if not isinstance(mask, Causal | Branching | Packed)]
-    some = [mask for mask in masks if mask is not None]
-    return not some or (
-        len(some) == len(masks)
-        and some[0].stride(3) == 1
-        and all(mask.dtype == torch.float32 and mask.stride() == some[0].stride() for mask in some)
+    masks = [mask for mask in call.masks.values() if not isinstance(mask, RULES)]  # a rule is written out in float32
+    tensors = [mask for mask in masks if mask is not None]
+    return not tensors or (
+        len(tensors) == len(masks)
+        and tensors[0].stride(3) == 1
+        and all(mask.dtype == torch.float32 and mask.stride() == tensors[0].stride() for mask in tensors)
     )
 
 
@@ -69,8 +71,8 @@ def allocate(layers: Sequence[Any], shape: Any, like: torch.Tensor) -> None:
                 layer.allocate(entry, entry)
 
 
-def describe(call: LayerCall, x: torch.Tensor, shape: Any, first: int) -> native.Attention:
-    """A call that `takes` is true of, as the C functions are told of it; masks are written out."""
+def describe(call: LayerCall, rotation: Rotation, x: torch.Tensor, shape: Any, first: int) -> native.Attention:
+    """The arguments of the C functions for a call that `takes` accepts, with its masks written out."""
     placement: Any = call.placement
     (batch, tokens, _), room = x.shape, call.cache[first].keys.shape[2]
     mask: Any = next(iter(call.masks.values()))
@@ -79,8 +81,7 @@ def describe(call: LayerCall, x: torch.Tensor, shape: Any, first: int) -> native
     start, slots = (placement.start, None) if is_range else (0, placement.slots.contiguous())
     heads = (shape.heads, shape.shared, shape.size)
     sizes = native.Sizes(batch, tokens, *heads, room, start, placement.begin, placement.end, *strides)
-    cos, sin = call.angles(x.dtype)
-    return native.Attention(sizes, cos.contiguous(), sin.contiguous(), slots)
+    return native.Attention(sizes, rotation.cos.contiguous(), rotation.sin.contiguous(), slots)
 
 
 def norm(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

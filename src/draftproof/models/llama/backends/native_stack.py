@@ -37,4 +37,5 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
     native_ops.allocate(layers, blocks.shape, x)
     entries = [(layer.keys, layer.values) for layer in layers]
     masks: list[Any] = [call.masks[kind] for kind in blocks.kinds[first:]]
-    return native.run_stack(blocks.stack, x, native_ops.describe(call, x, blocks.shape, first), entries, masks, keep)
+    attention = native_ops.describe(call, call.angles(x.dtype), x, blocks.shape, first)
+    return native.run_stack(blocks.stack, x, attention, entries, masks, keep)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class KernelTables(NamedTuple):
-    """Of one network and one cache."""
+    """Addresses of the weights of one network and of the buffers of one cache, and counters for its attention."""
 
-    # by first layer: [layers, 9] int64 where weights, keys and values of each layer from there on are
+    # by the first layer of a call: [layers, 9] int64, a row for each layer from there on
     addresses: Mapping[int, torch.Tensor]
     arrivals: torch.Tensor  # [layers, ...] int32 counters of decode_attention, zero between calls
 
@@ -49,7 +49,7 @@ def open_tables(blocks: Any, cache: Any, firsts: Sequence[int] = (0,)) -> Kernel
 
 def open_buffers(buffers: list[torch.Tensor]) -> Buffers | None:
     """All buffers of a cache for `compact`, where a kernel can move their entries together; else None."""
-    if not (movable(buffers)):
+    if not movable(buffers):
         return None
     from draftproof.kernels.llama.ops import Buffers  # imports Triton
 

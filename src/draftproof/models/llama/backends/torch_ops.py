@@ -17,12 +17,13 @@ def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
     call = call.written_out(x.dtype)
-    rotation, given = call.angles(x.dtype), []
+    rotation, inputs = call.angles(x.dtype), []
     for block, mask, layer in blocks.layers(call, first):
-        given.append(x)
+        if keep:
+            inputs.append(x)
         q, k, v = block.project(x, rotation)
         x = block.finish(x, attend(q, k, v, mask, layer, call.placement))
-    return x, given
+    return x, inputs
 
 
 def attend(

@@ -50,14 +50,15 @@ def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
     from draftproof.kernels.llama import ops  # imports Triton
 
-    rotation, given = angles(call, x.dtype), []
+    rotation, inputs = angles(call, x.dtype), []
     for number, (block, mask, _) in enumerate(blocks.layers(call, first), first):
-        given.append(x)
+        if keep:
+            inputs.append(x)
         qkv = block.qkv(ops.rms_norm(x, block.norm_in))
         x, inner = ops.add_rms_norm(x, block.out(attend(qkv, rotation, mask, call, number)), block.norm_mlp)
         gated = ops.silu_gate(block.gate_up(inner))
         x.flatten(0, 1).addmm_(gated.flatten(0, 1), block.down.weight.T)  # in place: x is ours since add_rms_norm
-    return x, given
+    return x, inputs
 
 
 def attend(qkv: torch.Tensor, rotation: Rotation, mask: Mask, call: LayerCall, number: int) -> torch.Tensor:
