@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,3 +25,14 @@ def draftproof(monkeypatch, capsys):
     from tests.support import command
 
     return lambda *words: command.run(*words, monkeypatch=monkeypatch, capsys=capsys)
+
+
+@pytest.fixture(scope="session")
+def fast_interpreter() -> Iterator[None]:
+    """For kernels that are run by Triton's interpreter, where there is no GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            from tests.support import interpreter
+
+            interpreter.hurry(patch)
+        yield
