@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("fixed")
+gc.set_threshold(50_000)  # batches of thousands of requests would be searched for garbage hundreds of times
 
 
 @pytest.fixture
@@ -22,3 +25,14 @@ def draftproof(monkeypatch, capsys):
     from tests.support import command
 
     return lambda *words: command.run(*words, monkeypatch=monkeypatch, capsys=capsys)
+
+
+@pytest.fixture(scope="session")
+def fast_interpreter() -> Iterator[None]:
+    """For kernels that are run by Triton's interpreter, where there is no GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            from tests.support import interpreter
+
+            interpreter.hurry(patch)
+        yield

@@ -210,7 +210,7 @@ NUMPY = {
     element.name: interpreter._get_np_dtype(element)
     for element in vars(tl).values()
     if isinstance(element, tl.dtype) and element.name not in ("void", "fp4")
-}  # fmt: skip
+}
 
 
 def numpy_type(dtype: Any) -> np.dtype[Any]:

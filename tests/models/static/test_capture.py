@@ -23,6 +23,7 @@ from draftproof.models.static.tree_calls import TreeCalls
 from tests.support import tiny
 from tests.support.layers import DEVICE, model
 
+pytestmark = pytest.mark.usefixtures("fast_interpreter")
 ROWS, LENGTH, CAPACITY = 2, 3, 40
 FROM_HOST = ("tensor", "as_tensor", "asarray", "from_numpy", "frombuffer")
 
