@@ -270,7 +270,9 @@ def _nothing() -> None:
 def forget(session: Session) -> None:
     """Drop what an unfinished step left in a session. A session that is asked in every step does so by itself, at node
     0; one that may be left out would take those nodes for the ones that it is told to commit."""
-    opened(session).forget()
+    forgets = offers(session, Forgets)
+    if forgets is not None:
+        forgets.forget()
 
 
 def rejoin(session: Session, row: int, tokens: Sequence[int], kept: int) -> None:

@@ -68,23 +68,13 @@ class ByLaw:
         some = proposal.draft_tokens[0] if len(drafters) == 1 else None
         if some is None or not proposal.laws:
             draft = full_draft(proposal, drafters, p)
-            return Verdict(self._by_law(rows, draft), draft)
+            return Verdict(by_law(rows, draft, self.rule), draft)
         tree, tokens, q = proposal.tree, proposal.tokens, proposal.laws[0]
         decisions = decide_chain(rows, proposal, p, self.rule.name)
         if decisions is not None:
             return Verdict(decisions, Draft(tree, tokens, q, p), some)
         draft, rest = merge(tree, tokens, q, p, some)
-        return Verdict(self._by_law(rows, draft, rest), draft)
-
-    def _by_law(self, rows: Sequence[Row], draft: Draft, rest: Rest | None = None) -> list[Decision]:
-        """Decide by the rule, or by the match rule in rows that several samples share.
-
-        Samples that share a row share its draft tokens. With a rule that uses q they would become dependent; the match
-        rule draws each sample's tokens from p with its own noise, so they stay independent, and exact.
-        """
-        alone = [b for b, row in enumerate(rows) if len(row.members) == 1]
-        shared = [b for b, row in enumerate(rows) if len(row.members) > 1]
-        return decide(rows, draft, alone, self.rule, rest) + decide(rows, draft, shared, verify.get("match"), rest)
+        return Verdict(by_law(rows, draft, self.rule, rest), draft)
 
 
 class BySharedNoise:
@@ -119,9 +109,18 @@ class ByLossyLaw:
 
     def decide(self, rows: Sequence[Row], drafters: Sequence[OpenSession], proposal: Proposal, p: Array) -> Verdict:
         draft = full_draft(proposal, drafters, p)
-        alone = [b for b, row in enumerate(rows) if len(row.members) == 1]
-        shared = [b for b, row in enumerate(rows) if len(row.members) > 1]
-        return Verdict(decide(rows, draft, alone, self.rule) + decide(rows, draft, shared, verify.get("match")), draft)
+        return Verdict(by_law(rows, draft, self.rule), draft)
+
+
+def by_law(rows: Sequence[Row], draft: Draft, rule: Verifier | Lossy, rest: Rest | None = None) -> list[Decision]:
+    """Decide by the rule, or by the match rule in rows that several samples share.
+
+    Samples that share a row share its draft tokens. With a rule that uses q they would become dependent; the match
+    rule draws each sample's tokens from p with its own noise, so they stay independent, and exact.
+    """
+    alone = [b for b, row in enumerate(rows) if len(row.members) == 1]
+    shared = [b for b, row in enumerate(rows) if len(row.members) > 1]
+    return decide(rows, draft, alone, rule, rest) + decide(rows, draft, shared, verify.get("match"), rest)
 
 
 def drafts_points(drafters: Sequence[OpenSession], tree: Tree) -> bool:
