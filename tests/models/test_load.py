@@ -31,7 +31,7 @@ def test_a_folder_loads_and_writes(folder):
     assert (model.vocabulary, model.context, model.end_tokens) == (tiny.VOCABULARY, 96, (256,))
     out = dp.generate(model, "hello", max_new_tokens=8, seed=1)
     assert out.tokens == dp.generate(tiny.model(), "hello", max_new_tokens=8, seed=1).tokens
-    assert dp.generate(str(folder), "hello", draft=str(folder), max_new_tokens=8).trace.tokens_per_call > 1
+    assert dp.generate(str(folder), "hello", draft=str(folder), max_new_tokens=8, seed=1).trace.tokens_per_call > 1
     assert dp.generate(folder, "hello", draft=[folder], max_new_tokens=8).trace.tokens_per_call > 1  # a Path
     assert dp.Engine(folder, draft=folder).add_request("hello", max_new_tokens=8).prompt
 

@@ -39,14 +39,20 @@ class Engine:
         tree: Tree | str | None = None,
         rows: int = 16,
         length: int = 2048,
+        kept: int = 4,
         compile: bool = False,
     ) -> None:
-        """`length` counts prompt and text; the other settings are those of `generate`."""
+        """`length` counts prompt and text; the other settings are those of `generate`.
+
+        kept    ended texts whose KV cache is kept: a prompt that begins like one of them, or like a running text, is
+                read from there on, as in the next turn of a chat; each takes the memory of a row
+        """
         rows, length = whole("rows", rows), whole("length", length)
+        kept = whole("kept", kept, least=0)
         self.setup = Setup.of(target, draft, verify=verify, lossy=lossy, tree=tree, compile=compile)
         self.target = self.setup.target
         self.length = min(length, self.target.context or length)
-        self.scheduler = self.setup.scheduler(rows, self.length)
+        self.scheduler = self.setup.scheduler(rows, self.length, kept=kept)
 
     def add_request(
         self,

@@ -107,9 +107,11 @@ class Setup:
             tuner=Auto("chain", assumed(self.target, self.drafts), tempers, hope(self.drafts)) if own else None,
         )
 
-    def scheduler(self, rows: int, length: int, *, reuse: bool = False) -> Scheduler:
+    def scheduler(self, rows: int, length: int, *, reuse: bool = False, kept: int | None = None) -> Scheduler:
         """A scheduler for `rows` texts of up to `length` tokens.
 
+        kept          how many ended texts to keep for prompts that begin the same; prompts are then read in parts while
+                      other texts are written, which a server wants
         reuse         take the graphs that were captured for the target's last texts, if they are idle: for texts that
                       are added at once and generated to their end
         """
@@ -119,8 +121,10 @@ class Setup:
         def stepper_for(request: Request) -> Stepper:
             by_graph = self.uses_graph((request.sampling, request.draft_sampling), rows)
             if by_graph not in steppers:
-                make = self._graph_stepper if by_graph else self._eager_stepper
-                steppers[by_graph] = make(rows, capacity, reuse)
+                if by_graph:
+                    steppers[by_graph] = self._graph_stepper(rows, capacity, reuse)
+                else:
+                    steppers[by_graph] = self._eager_stepper(rows, capacity, kept)
             return steppers[by_graph]
 
         return Scheduler(rows, stepper_for)
@@ -129,9 +133,9 @@ class Setup:
         """Whether the graph stepper can serve texts that are sampled like this (target, draft)."""
         return graph.fits(self.target, self.drafts, self.rule.name, self._captured(rows), samplings)
 
-    def _eager_stepper(self, rows: int, capacity: int, reuse: bool) -> Stepper:
+    def _eager_stepper(self, rows: int, capacity: int, kept: int | None) -> Stepper:
         method = method_of(self.rule, self.draw, self.target.vocabulary)
-        return EagerStepper(self.target, self.drafts, method, self.tuner, rows, capacity)
+        return EagerStepper(self.target, self.drafts, method, self.tuner, rows, capacity, kept)
 
     def _graph_stepper(self, rows: int, capacity: int, reuse: bool) -> Stepper:
         tree = self._captured(rows)

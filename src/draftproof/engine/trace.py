@@ -38,6 +38,8 @@ class Trace:
     shapes: Counter[str] = field(default_factory=Counter)  # that tree="auto" chose -> steps
     steps: list[Step] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # reasons why drafting was stopped
+    reused: int = 0  # tokens of the prompt that were in the KV cache already
+    prefill: float = 0.0  # seconds in calls that read parts of the prompt and made no step
 
     @property
     def tree(self) -> str:
@@ -92,6 +94,8 @@ class Trace:
         total: Counter[str] = Counter()
         for step in self.steps:
             total.update(step.seconds)
+        if self.prefill:
+            total.update({"prompt": self.prefill})
         return dict(total)
 
     def summary(self) -> str:
@@ -137,6 +141,7 @@ class Trace:
             "target_calls": len(self.steps),
             "tokens_per_call": self.tokens_per_call,
             "expected_tokens_per_call": self.expected_per_call,
+            "reused_prompt_tokens": self.reused,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_by_position": self.acceptance,

@@ -122,6 +122,14 @@ class Rejoins(Protocol):
         ...
 
 
+class Prefills(Protocol):
+    """Can read a text into its cache in parts, in calls that concern no other row."""
+
+    def prefill(self, row: int, count: int) -> bool:
+        """Read up to `count` more tokens of a row between two steps; whether all but the last token are read then."""
+        ...
+
+
 class Wraps(Protocol):
     """Stands in front of another session, such as a prefix memo in front of the target's."""
 
@@ -282,6 +290,12 @@ def rejoin(session: Session, row: int, tokens: Sequence[int], kept: int) -> None
         session.join(row, tokens)
     else:
         again.rejoin(row, tokens, kept)
+
+
+def prefill(session: Session, row: int, count: int) -> bool:
+    """Read up to `count` tokens of a row ahead; true where nothing is left to read, or it is left to the next step."""
+    reader = offers(session, Prefills)
+    return True if reader is None else reader.prefill(row, count)
 
 
 def innermost(session: Any) -> Any:

@@ -102,34 +102,60 @@ class HFSession:
         if any(self.pending[:rows]):
             self.extend(Tree.chain(0), np.zeros((rows, 1), dtype=np.int64), range(0))
 
-    @torch.no_grad()
+    def prefill(self, row: int, count: int) -> bool:
+        """Prefill up to `count` pending tokens of one row, in a call of its own."""
+        late, start = self.pending[row][:count], int(self.length[row])
+        if late:
+            if not self.cache.is_allocated:
+                self._call(np.zeros((1, 1), np.int64), *self._straight(-1, 0), self.cache, 1)  # padding, into slot 0
+            self._call(np.array([late]), *self._straight(start, start + len(late)), self.cache.alone(row), 1)
+            self.length[row] += len(late)
+            self.pending[row] = self.pending[row][count:]
+        return not self.pending[row]
+
+    def _straight(self, start: int, stop: int) -> tuple[Any, Any, dict[str, np.ndarray]]:
+        """Positions and slots [1, T] and masks of tokens `start` to `stop` of one row; token -1 is padding."""
+        tokens = np.arange(start, stop)
+        seen = np.arange(-1, stop)  # slot 0 holds no token of the text
+        apart = tokens[:, None] - seen
+        visible = (apart >= 0) & ((seen >= 0) | (tokens[:, None] < 0))
+        kinds = self.model.windows.items()
+        masks = {kind: (visible if window is None else visible & (apart < window))[None] for kind, window in kinds}
+        return np.maximum(tokens, 0)[None], tokens[None] + 1, masks
+
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        layout = self._layout(tree, np.asarray(tokens), nodes)
+        logits = self._call(*layout, self.cache, max(len(nodes), 1))
+        if nodes.start == 0:
+            for b in range(len(tokens)):
+                self.length[b] += len(self.pending[b])
+                self.pending[b] = []
+        self.extended = nodes.stop
+        return logits
+
+    @torch.no_grad()
+    def _call(self, ids: Any, positions: Any, slots: Any, visible: Any, cache: SlotCache, keep: int) -> Array:
+        """Run the network; returns the logits [B, keep, V] of the last tokens."""
         network = self.model.network
         device = network.device
-        ids, positions, slots, visible = self._layout(tree, np.asarray(tokens), nodes)
         if int(slots.max()) > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
         placement, dtype = placed(slots, device), network.dtype
         masks = {kind: additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in visible.items()}
-        extra: dict[str, Any] = {"logits_to_keep": max(len(nodes), 1)} if self.model.trims_logits else {}
+        extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = True
         output = network(
             input_ids=torch.as_tensor(ids, device=device),
             position_ids=torch.as_tensor(np.minimum(positions, self.model.last), device=device),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=self.cache.at(placement),
+            past_key_values=cache.at(placement),
             use_cache=True,
             **extra,
         )
         if self.taps:
-            self.cache.keep(torch.cat([output.hidden_states[tap] for tap in self.taps], dim=-1), placement)
-        if nodes.start == 0:
-            for b in range(len(ids)):
-                self.length[b] += len(self.pending[b])
-                self.pending[b] = []
-        self.extended = nodes.stop
-        return output.logits[:, -max(len(nodes), 1) :]
+            cache.keep(torch.cat([output.hidden_states[tap] for tap in self.taps], dim=-1), placement)
+        return output.logits[:, -keep:]
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):

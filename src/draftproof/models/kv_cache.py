@@ -41,6 +41,12 @@ class SlotLayer:
         )
         self.is_initialized = True
 
+    def alone(self, row: int) -> SlotLayer:
+        """One row as a layer of its own in the same memory."""
+        layer = SlotLayer(1, self.slots)
+        layer.keys, layer.values, layer.is_initialized = self.keys[row : row + 1], self.values[row : row + 1], True
+        return layer
+
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, placement: Placement
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,6 +70,17 @@ class SlotCache:
     def at(self, placement: Placement, tables: KernelTables | None = None) -> CacheView:
         """The cache as one call of a network is given it."""
         return CacheView(self, placement, tables)
+
+    def alone(self, row: int) -> SlotCache:
+        """One row as a cache of its own in the same memory, for a call of this row; all layers must be allocated."""
+        cache = SlotCache(0, 1, self.capacity)
+        cache.layers = [layer.alone(row) for layer in self.layers]
+        cache.features = None if self.features is None else self.features[row : row + 1]
+        return cache
+
+    @property
+    def is_allocated(self) -> bool:
+        return all(layer.is_initialized for layer in self.layers)
 
     def allocate(self, heads: int, size: int, like: torch.Tensor) -> None:
         """Make all buffers now, for so many heads of keys and of values: nothing is allocated in a call then."""

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from draftproof.draft import Tree
+from draftproof.engine.eager.arrivals import FEW, MOST, Arrivals
 from draftproof.engine.eager.method import Method
+from draftproof.engine.eager.prefixes import KeptTexts, Prefix
 from draftproof.engine.eager.rows import Row, to_numpy
 from draftproof.engine.eager.step import RowsError, StepResult, step
 from draftproof.engine.memory import draft_bytes
@@ -19,7 +21,17 @@ from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import shape_name
 from draftproof.engine.tuning import StepReport, Tuner
 from draftproof.errors import first_line
-from draftproof.models.base import Model, cache_bytes, draft_sessions, sessions, slot_bytes
+from draftproof.models.base import (
+    Model,
+    Prefills,
+    cache_bytes,
+    draft_sessions,
+    offers,
+    prefill,
+    rejoin,
+    sessions,
+    slot_bytes,
+)
 
 
 class EagerPending(NamedTuple):
@@ -30,6 +42,7 @@ class EagerPending(NamedTuple):
     asked: Tree
     result: StepResult | None
     errors: dict[int, Exception]
+    unread: list[Outcome]  # of requests whose prompt could not be read
 
 
 class EagerStepper:
@@ -37,6 +50,9 @@ class EagerStepper:
 
     Requests that start from the same prompt occupy one row until their texts differ; then the row is copied. The last
     row moves to the place of a finished one, so the rows in use are always the first ones.
+
+    With `kept`, the sessions have more rows: one in which a prompt is read in parts, while others are written, and some
+    in which texts that ended wait for prompts that begin the same.
 
     If a drafter fails, the texts go on without drafting. The cause may be temporary, so drafters are opened again in
     new sessions when the next request joins.
@@ -46,13 +62,23 @@ class EagerStepper:
     needs_results = False
 
     def __init__(
-        self, target: Model, drafts: Sequence[Model], method: Method, tuner: Tuner, rows: int, capacity: int
+        self,
+        target: Model,
+        drafts: Sequence[Model],
+        method: Method,
+        tuner: Tuner,
+        rows: int,
+        capacity: int,
+        kept: int | None = None,
     ) -> None:
         self.method, self.tuner = method, tuner
-        self.size, self.capacity = rows, capacity
+        self.size, self.capacity = rows if kept is None else rows + 1 + kept, capacity
         self.drafts = drafts
-        self.target, self.drafters = sessions(target, drafts, rows, capacity)
+        self.target, self.drafters = sessions(target, drafts, self.size, capacity)
         self.rows: list[list[Request]] = []
+        self.reads_ahead = kept is not None and offers(self.target, Prefills) is not None
+        self.kept = KeptTexts(range(rows + 1, self.size) if self.reads_ahead else range(0))
+        self._arrivals, self._door = Arrivals(), rows  # prompts to be read, and the row for that
         self._fresh = False  # whether a prompt has still to be prefilled
         self._largest = {"laws": 0, "noise": 0}  # bytes
 
@@ -62,24 +88,80 @@ class EagerStepper:
         if same is not None:
             same += requests
             return
-        self.target.join(len(self.rows), requests[0].prompt)
-        self.rows.append(list(requests))
-        with self._tolerating_drafters():
-            unread = self.rows[-1:]
-            if not self.drafters:
+        if not self.drafters:
+            with self._tolerating_drafters():
                 self.drafters = draft_sessions(self.target, self.drafts, self.size, self.capacity)
-                unread = self.rows
-            for drafter in self.drafters:
-                for row, (request, *_) in enumerate(unread, start=len(self.rows) - len(unread)):
-                    drafter.session.join(row, (*request.prompt, *request.tokens))
+                for row, (request, *_) in enumerate(self.rows):
+                    for drafter in self.drafters:
+                        drafter.session.join(row, (*request.prompt, *request.tokens))
+        if self._must_wait(requests[0]):
+            self._arrivals.groups.append(list(requests))
+            return
+        self._place(len(self.rows), requests)
+        self.rows.append(list(requests))
         self._fresh = True
+
+    def _must_wait(self, request: Request) -> bool:
+        """Whether a prompt has to be read in parts: it is long, or would hold up texts that are being written."""
+        if not self.reads_ahead or self._arrivals:
+            return self.reads_ahead
+        prefix = self._prefix(request)
+        unread = len(request.prompt) - (0 if prefix is None else prefix.length)
+        others = any(first.trace.steps for first, *_ in self.rows)
+        return unread > (FEW if others else MOST)
+
+    def _prefix(self, request: Request) -> Prefix | None:
+        """The longest beginning of the prompt that some row has read."""
+        if not self.reads_ahead:
+            return None
+        running = [(row, (*first.prompt, *first.tokens)) for row, (first, *_) in enumerate(self.rows)]
+        return self.kept.longest(request.prompt, running)
+
+    def _place(self, row: int, requests: Sequence[Request]) -> None:
+        """Start a row of all sessions with the prompt of these requests."""
+        prompt, prefix = requests[0].prompt, self._prefix(requests[0])
+        if prefix is not None:
+            self.target.copy(prefix.row, row)
+        rejoin(self.target, row, prompt, 0 if prefix is None else prefix.length)
+        for request in requests:
+            request.trace.reused = 0 if prefix is None else prefix.length
+        with self._tolerating_drafters(requests):
+            for drafter in self.drafters:
+                if prefix is not None:
+                    drafter.session.copy(prefix.row, row)
+                rejoin(drafter.session, row, prompt, 0 if prefix is None else prefix.length)
+
+    def _read_ahead(self) -> list[Outcome]:
+        """Read a part of the first prompt that waits; once it is read, its requests get a row."""
+        if not self._arrivals:
+            return []
+        start, group = time.perf_counter(), self._arrivals.groups[0]
+        try:
+            if not self._arrivals.is_reading:
+                self._place(self._door, group)
+                self._arrivals.is_reading = True
+            count = self._arrivals.part(beside_others=bool(self.rows))
+            read = prefill(self.target, self._door, count)
+        except Exception as error:  # the target rejects this prompt
+            return [Outcome(request, error=error) for request in self._arrivals.pop()]
+        with self._tolerating_drafters(group):
+            read = all([read, *(prefill(drafter.session, self._door, count) for drafter in self.drafters)])
+        if read:
+            self._copy(self._door, len(self.rows))
+            self.rows.append(self._arrivals.pop())
+        seconds = time.perf_counter() - start
+        if not read:  # else it was shorter
+            self._arrivals.measure_part(count, seconds)
+        for request in group:
+            request.trace.prefill += seconds
+        return []
 
     def _same_prompt(self, request: Request) -> list[Request] | None:
         """The row of requests with the same prompt and sampling that have not started yet, to share its prefill.
 
         Not with a draft: they would share draft tokens too, and a text would depend on its neighbours.
         """
-        for requests in [] if self.drafts else self.rows:
+        for requests in [] if self.drafts else [*self.rows, *self._arrivals.groups]:
             first = requests[0]
             if not first.trace.steps and (first.prompt, first.sampling) == (request.prompt, request.sampling):
                 return requests
@@ -87,36 +169,49 @@ class EagerStepper:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.rows)
+        return bool(self.rows or self._arrivals)
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Free the rows of requests, unless others share them."""
-        ended = set(requests)
+        ended, before = set(requests), self.rows
+        self._arrivals.drop(ended)
         self.rows = [[request for request in row if request not in ended] for row in self.rows]
         for row in reversed(range(len(self.rows))):  # the last rows first, so that fewer rows move
             if not self.rows[row]:
+                self._keep(row, before[row][0])
                 self._retire(row)
 
+    def _keep(self, row: int, request: Request) -> None:
+        """Keep the text of a row for later prompts; of several samples of a prompt, the first one's."""
+        if request.finish == "failed" or request.key.request:
+            return
+        place = self.kept.row_for((*request.prompt, *request.tokens))
+        if place is not None:
+            self._copy(row, place)
+
     def launch(self) -> EagerPending:
-        """Make one step of all rows."""
-        start = time.perf_counter()
+        """Read a part of a prompt that waits, and make one step of all rows."""
+        unread, start = self._read_ahead(), time.perf_counter()
+        if not self.rows:
+            return EagerPending(start, [], Tree.chain(0), None, {}, unread)
         rows = [self._row(requests) for requests in self.rows]
         asked = self.tuner.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
         try:
-            return EagerPending(start, rows, asked, step(rows, self.target, self.drafters, self.method, asked), {})
+            result = step(rows, self.target, self.drafters, self.method, asked)
         except RowsError as failed:
-            return EagerPending(start, rows, asked, None, failed.errors)
+            return EagerPending(start, rows, asked, None, failed.errors, unread)
+        return EagerPending(start, rows, asked, result, {}, unread)
 
     def collect(self, pending: EagerPending) -> list[Outcome]:
         """The outcome of each request; if some failed, the others have not advanced."""
         if pending.result is None:
             failing = [(request, error) for row, error in pending.errors.items() for request in self.rows[row]]
-            return [Outcome(request, error=error) for request, error in failing]
+            return [*pending.unread, *(Outcome(request, error=error) for request, error in failing)]
         if pending.result.failure is not None:
             self._give_up(pending.result.failure)
         branches = pending.result.branches
         self.rows = [[self.rows[branch.row][m] for m in branch.members] for branch in branches]
-        return [
+        return pending.unread + [
             Outcome(request, branch.step, self._shape(request, pending, branch.row))
             for branch, requests in zip(branches, self.rows, strict=True)
             for request in requests
@@ -134,7 +229,9 @@ class EagerStepper:
             return
         steps = [branch.step for branch in result.branches]
         seconds = steps[0].seconds  # all branches share it
-        seconds["overhead"] = time.perf_counter() - pending.start - sum(seconds.values())
+        whole = time.perf_counter() - pending.start
+        seconds["overhead"] = whole - sum(seconds.values())
+        self._arrivals.measure_step(whole)
         if self._fresh:  # the call included prefill
             seconds["prompt"], seconds["target"] = seconds["target"], 0.0
         self._largest = max(self._largest, draft_bytes(result.draft, result.p), key=lambda size: size["laws"])
@@ -183,22 +280,26 @@ class EagerStepper:
     def _retire(self, row: int) -> None:
         last = len(self.rows) - 1
         if row != last:
-            self.target.copy(last, row)
-            with self._tolerating_drafters():
-                for drafter in self.drafters:
-                    drafter.session.copy(last, row)
+            self._copy(last, row)
             self.rows[row] = self.rows[last]
         self.rows.pop()
 
+    def _copy(self, source: int, target: int) -> None:
+        """Make a row of all sessions the same as another."""
+        self.target.copy(source, target)
+        with self._tolerating_drafters():
+            for drafter in self.drafters:
+                drafter.session.copy(source, target)
+
     @contextmanager
-    def _tolerating_drafters(self) -> Iterator[None]:
-        """Errors of drafters in this block stop drafting, not the text."""
+    def _tolerating_drafters(self, joining: Sequence[Request] = ()) -> Iterator[None]:
+        """Errors of drafters in this block stop drafting, not the texts: those in rows and those that are joining."""
         try:
             yield
         except Exception as error:
-            self._give_up(first_line(error))
+            self._give_up(first_line(error), joining)
 
-    def _give_up(self, failure: str) -> None:
+    def _give_up(self, failure: str, joining: Sequence[Request] = ()) -> None:
         self.drafters = []
-        for request in (request for requests in self.rows for request in requests):
+        for request in (request for requests in (*self.rows, joining) for request in requests):
             request.trace.failures[failure] += 1

@@ -25,6 +25,8 @@ from draftproof.models.base import (
     forget,
     innermost,
     offers,
+    prefill,
+    rejoin,
     taps,
 )
 
@@ -78,6 +80,14 @@ class FallbackSession:
     def join(self, row: int, tokens: Sequence[int]) -> None:
         for session in self.sessions:
             session.join(row, tokens)
+
+    def rejoin(self, row: int, tokens: Sequence[int], kept: int) -> None:
+        for session in self.sessions:
+            rejoin(session, row, tokens, kept)
+
+    def prefill(self, row: int, count: int) -> bool:
+        read = [prefill(session, row, count) for session in self.sessions]  # all of them read a part
+        return all(read)
 
     def copy(self, source: int, target: int) -> None:
         for session in self.sessions:

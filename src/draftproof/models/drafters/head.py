@@ -118,8 +118,25 @@ class HeadSession:
         self.states = torch.empty(0)  # [B, N, width] the head's own, after each node of the current tree
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
-        self.texts[row], self.known[row] = [int(token) for token in tokens], 0
-        self.cache.take(row)
+        self.rejoin(row, tokens, kept=0)
+
+    def rejoin(self, row: int, tokens: Sequence[int], kept: int) -> None:
+        """Join again between two steps, with a text whose first `kept` tokens the row already has."""
+        self.texts[row] = [int(token) for token in tokens]
+        self.known[row] = min(int(self.known[row]), max(kept - 1, 0))  # an entry also reads the token after its own
+        if not self.known[row]:  # another text
+            self.cache.take(row)
+
+    def prefill(self, row: int, count: int) -> bool:
+        """Compute the entries of tokens that the target's row has read, in a call of its own."""
+        start, stop = int(self.known[row]), int(self.target.length[row])
+        if start < stop:
+            if not self.cache.is_allocated:
+                shape = self.model.network.config.shape
+                self.cache.allocate(shape.shared, shape.size, self.angles.cos)
+            self._straight(row, start, stop - 1)
+            self.known[row] = stop
+        return stop == len(self.texts[row]) - 1
 
     def copy(self, source: int, target: int) -> None:
         self.texts[target], self.known[target] = list(self.texts[source]), self.known[source]
@@ -174,7 +191,7 @@ class HeadSession:
         start = np.minimum(self.known[:rows], last)
         self.known[:rows] = last + 1
         if rows == 1 and last[0] >= 0:
-            self.states = self._first_alone(int(start[0]), int(last[0]))[:, -1:]
+            self.states = self._straight(0, int(start[0]), int(last[0]))[:, -1:]
             return
         width = int((last - start).max()) + 1  # columns are padding, then entries
         entries = np.arange(1 - width, 1) + last[:, None]  # [B, T]
@@ -188,13 +205,14 @@ class HeadSession:
         call = self._call(entries, mask, placed(entries + 1, slots.device))
         self.states = self._run(states, ids, call, known=True)[:, -1:]
 
-    def _first_alone(self, start: int, last: int) -> torch.Tensor:
-        """One row: slots are ranges, nothing is padded."""
+    def _straight(self, row: int, start: int, last: int) -> torch.Tensor:
+        """Entries of one row from the target's states: slots are ranges, nothing is padded."""
         count, device = last + 1 - start, self.angles.cos.device
         mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
-        ids = np.array([self.texts[0][start + 1 :]])
-        states = self._fuse(self._features()[:1, start + 1 : last + 2])
-        call = self._call(np.arange(start, last + 1)[None], mask, Range(start + 1, last + 2, begin=1))
+        ids = np.array([self.texts[row][start + 1 : last + 2]])
+        states = self._fuse(self._features()[row : row + 1, start + 1 : last + 2])
+        cache = self.cache.alone(row) if row else self.cache
+        call = self._call(np.arange(start, last + 1)[None], mask, Range(start + 1, last + 2, begin=1), cache)
         return self._run(states, ids, call, known=True)
 
     def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
@@ -224,7 +242,9 @@ class HeadSession:
         states = self._run(parents, np.maximum(drawn, 0), self._call(entries, seen, placement), known=False)
         self.states = torch.cat([self.states, states], dim=1)
 
-    def _call(self, entries: np.ndarray, mask: torch.Tensor | None, placement: Placement) -> LayerCall:
+    def _call(
+        self, entries: np.ndarray, mask: torch.Tensor | None, placement: Placement, cache: SlotCache | None = None
+    ) -> LayerCall:
         """The call of entries [B, T], which are also their positions; mask [B, T, S]."""
         first, last = int(entries[0, 0]), int(entries[0, -1])
         if len(entries) == 1 and last - first == entries.shape[1] - 1 and first >= 0:  # a range, so nothing is copied
@@ -233,7 +253,7 @@ class HeadSession:
             places = torch.as_tensor(entries, device=self.angles.cos.device).clamp_min(0)
             rotation = Rotation(*(part[places][:, None] for part in self.angles))
         bias = None if mask is None else additive(mask, self.angles.cos.dtype)
-        return LayerCall(rotation, {FULL: bias}, placement, self.cache.layers)
+        return LayerCall(rotation, {FULL: bias}, placement, (cache or self.cache).layers)
 
     def _run(self, states: torch.Tensor, ids: np.ndarray, call: LayerCall, known: bool) -> torch.Tensor:
         """Own states [B, T, width] after tokens [B, T]; known: `states` are the target's."""

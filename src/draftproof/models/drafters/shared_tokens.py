@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.base import Model, forget, rejoin
+from draftproof.models.base import Model, forget, prefill, rejoin
 from draftproof.models.drafters.token_bytes import Reader, TokenBytes, common, outgrown, room, shorten
 
 FEWEST = 20  # at least one token in so many must be shared: with fewer a drafter is seldom right
@@ -118,6 +118,9 @@ class TranslatedSession:
         self.texts[target], self.views[target] = self.texts[source], self.views[source]
         self.current[target] = self.current[source]
         self.inner.copy(source, target)
+
+    def prefill(self, row: int, count: int) -> bool:
+        return outgrown(self.views[row], 0, self.capacity) or prefill(self.inner, row, count)
 
     def forget(self) -> None:
         forget(self.inner)
