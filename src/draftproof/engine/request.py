@@ -50,6 +50,7 @@ class Request:
     tokenizer: Any = None  # None: the text is token ids
     stop: tuple[str, ...] = ()
     stopping: Callable[[Sequence[int]], bool] | None = None  # another stopping criterion, checked after every token
+    prediction: tuple[int, ...] = ()  # what the caller expects the text to be much like
     tuner: Tuner | None = None  # decides how deep this text is drafted, from its own past alone
 
     tokens: list[int] = field(init=False, default_factory=list)

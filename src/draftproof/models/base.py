@@ -130,6 +130,14 @@ class Prefills(Protocol):
         ...
 
 
+class TakesPredictions(Protocol):
+    """Drafts what the caller says that a text will be much like."""
+
+    def predict(self, row: int, tokens: Sequence[int]) -> None:
+        """After `join`: the text that is expected in this row."""
+        ...
+
+
 class Wraps(Protocol):
     """Stands in front of another session, such as a prefix memo in front of the target's."""
 
@@ -296,6 +304,13 @@ def prefill(session: Session, row: int, count: int) -> bool:
     """Read up to `count` tokens of a row ahead; true where nothing is left to read, or it is left to the next step."""
     reader = offers(session, Prefills)
     return True if reader is None else reader.prefill(row, count)
+
+
+def predict(session: Session, row: int, tokens: Sequence[int]) -> None:
+    """Tell a drafter what text is expected in a row, if it can make use of that."""
+    drafter = offers(session, TakesPredictions)
+    if drafter is not None:
+        drafter.predict(row, tokens)
 
 
 def innermost(session: Any) -> Any:

@@ -27,6 +27,7 @@ from draftproof.models.base import (
     cache_bytes,
     draft_sessions,
     offers,
+    predict,
     prefill,
     rejoin,
     sessions,
@@ -130,6 +131,8 @@ class EagerStepper:
                 if prefix is not None:
                     drafter.session.copy(prefix.row, row)
                 rejoin(drafter.session, row, prompt, 0 if prefix is None else prefix.length)
+                if requests[0].prediction:
+                    predict(drafter.session, row, requests[0].prediction)
 
     def _read_ahead(self) -> list[Outcome]:
         """Read a part of the first prompt that waits; once it is read, its requests get a row."""

@@ -25,6 +25,7 @@ from draftproof.models.base import (
     forget,
     innermost,
     offers,
+    predict,
     prefill,
     rejoin,
     taps,
@@ -88,6 +89,10 @@ class FallbackSession:
     def prefill(self, row: int, count: int) -> bool:
         read = [prefill(session, row, count) for session in self.sessions]  # all of them read a part
         return all(read)
+
+    def predict(self, row: int, tokens: Sequence[int]) -> None:
+        for session in self.sessions:
+            predict(session, row, tokens)
 
     def copy(self, source: int, target: int) -> None:
         for session in self.sessions:
