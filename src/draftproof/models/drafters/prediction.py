@@ -2,7 +2,7 @@
 
 Where the text follows the prediction, the prediction's next tokens are drafted. Where it departs, the end of the text
 is looked up in the prediction, from the place on where they parted; until it is found there, one token is taken to
-stand for another. A draft token has all the mass of its law, so every verifier is exact, however wrong the prediction is.
+stand for another. A draft token has all the mass of its law, so every verifier is exact, however wrong the prediction.
 """
 
 from __future__ import annotations
