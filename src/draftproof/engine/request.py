@@ -12,6 +12,8 @@ from draftproof.engine.trace import Step, Trace
 from draftproof.engine.tuning import Tuner
 from draftproof.sampling import Sampling
 
+ENDLESS = 2**31  # tokens in the context of a model that has no limit
+
 
 class SampleKey(NamedTuple):
     """The key of one sample's random numbers: its seed, and its number among the samples of that seed."""
@@ -51,6 +53,7 @@ class Request:
     stop: tuple[str, ...] = ()
     stopping: Callable[[Sequence[int]], bool] | None = None  # another stopping criterion, checked after every token
     tuner: Tuner | None = None  # decides how deep this text is drafted, from its own past alone
+    cuts_drafts: bool = False  # nothing is drafted beyond max_new_tokens
 
     tokens: list[int] = field(init=False, default_factory=list)
     finish: str = field(init=False, default="")
@@ -67,12 +70,23 @@ class Request:
         return Output("".join(self._shown), self.tokens, self.finish, self.key.seed, self.trace)
 
     @property
+    def left(self) -> int:
+        """How many more tokens the text may have."""
+        return min(self.max_new_tokens - len(self.tokens), self._room)
+
+    @property
     def depth(self) -> int:
-        """How many draft tokens can be used: one less than the tokens still wanted, or than fit into the context."""
-        room = self.max_new_tokens
-        if self.context is not None:
-            room = min(room, self.context - len(self.prompt))
-        return room - len(self.tokens) - 1
+        """How deep a draft may go: the token after it must fit into the context.
+
+        A draft that stopped at max_new_tokens would change the last tokens, and a shorter text with the same seed would
+        not be the beginning of a longer one. So that is done only where `cuts_drafts` says that it costs nothing.
+        """
+        return (self.left if self.cuts_drafts else self._room) - 1
+
+    @property
+    def _room(self) -> int:
+        """How many more tokens the context has room for."""
+        return (ENDLESS if self.context is None else self.context - len(self.prompt)) - len(self.tokens)
 
     @property
     def reach(self) -> int:
@@ -93,7 +107,7 @@ class Request:
 
     def absorb(self, step: Step) -> list[Piece]:
         """Append a step's tokens until something ends the text; returns the text that is now certain."""
-        used = 0
+        used, step = 0, step.cut(self.left)
         pieces: list[Piece] = []
         for i, token in enumerate(step.tokens):
             used += 1
@@ -120,7 +134,7 @@ class Request:
             self.finish = "stop"
         elif len(self.tokens) == self.max_new_tokens:
             self.finish = "length"
-        elif self.depth < 0:
+        elif not self.left:
             self.finish = "context"
 
     def _last_words(self) -> list[Piece]:

@@ -105,6 +105,8 @@ class Setup:
             stop=stop,
             stopping=stopping,
             tuner=Auto("chain", assumed(self.target, self.drafts), tempers, hope(self.drafts)) if own else None,
+            # saves work where the text does not depend on the draft's length, or on the seed alone in any case
+            cuts_drafts=self.rule.name in couple.COUPLINGS or self.tuner.tunes,
         )
 
     def scheduler(self, rows: int, length: int, *, reuse: bool = False) -> Scheduler:

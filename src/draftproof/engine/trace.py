@@ -27,6 +27,18 @@ class Step(NamedTuple):
         """Expected accepted guesses over the verifier's noise; the actual number where the rule has no law for it."""
         return sum(self.reached) if self.reached else float(self.accepted)
 
+    def cut(self, length: int) -> Step:
+        """The step of a text that has room for `length` more tokens, as if nothing had been drafted beyond them."""
+        if len(self.tokens) <= length and self.depth < length:
+            return self
+        return self._replace(
+            tokens=self.tokens[:length],
+            depth=min(self.depth, length - 1),
+            accepted=min(self.accepted, length - 1),
+            reached=self.reached[: length - 1],
+            cost=self.cost[:length],
+        )
+
 
 @dataclass
 class Trace:

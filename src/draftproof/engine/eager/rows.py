@@ -27,7 +27,7 @@ class Row(NamedTuple):
     draft_sampling: Sampling
     members: tuple[SampleKey, ...]
     step: int
-    depth: int  # how deep to draft: tokens beyond max_new_tokens or the context would be discarded
+    depth: int  # how deep to draft
 
     @property
     def last(self) -> int:
