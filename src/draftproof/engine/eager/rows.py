@@ -28,6 +28,7 @@ class Row(NamedTuple):
     members: tuple[SampleKey, ...]
     step: int
     depth: int  # how deep to draft
+    top_logprobs: int | None = None  # how many of the likeliest tokens are reported for each token; None: no logprobs
 
     @property
     def last(self) -> int:
