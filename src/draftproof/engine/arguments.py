@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from draftproof.draft import Tree
 from draftproof.engine.tuning import Auto
-from draftproof.errors import DraftproofError, nearest
+from draftproof.errors import DraftproofError, nearest, whole
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling, check_tokens
 
@@ -19,20 +19,26 @@ Named = str | Path | Model  # a model, or its name or path
 Drafts = Named | Sequence[Named] | None
 
 
-class Settings(TypedDict, total=False):
-    """The settings of `generate` and `stream`; `generate` documents them."""
+class TextSettings(TypedDict, total=False):
+    """The settings of one text, in `generate` and in an engine; `generate` documents them."""
+
+    sampling: Sampling | None
+    draft_sampling: Sampling | None
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    seed: int | None
+    logprobs: int | None
+    chat: bool
+
+
+class Settings(TextSettings, total=False):
+    """The settings of `generate` and `stream`: those of a text, and those that an engine has for all its texts."""
 
     draft: Drafts
     verify: str
     lossy: str | None
     tree: Tree | Auto | str | None
     draw: str | None
-    sampling: Sampling | None
-    draft_sampling: Sampling | None
-    max_new_tokens: int
-    stop: str | Sequence[str] | None
-    seed: int | None
-    chat: bool
     compile: bool
 
 
@@ -57,6 +63,11 @@ def check_text(stop: Any, *samplings: Any) -> tuple[str, ...]:
     if strange:
         raise DraftproofError(f"stop must be text, not {strange[0]!r}: give strings of at least one character")
     return stops
+
+
+def check_logprobs(logprobs: Any) -> int | None:
+    """How many of the likeliest tokens to report, checked; None where logprobs are off."""
+    return None if logprobs is None else whole("logprobs", logprobs, least=0)
 
 
 def suited(sampling: Sampling, target: Model) -> Sampling:

@@ -60,6 +60,12 @@ class Stopper:
         self.stops = stops
         self.held: list[Piece] = []
 
+    def copy(self) -> Stopper:
+        """Another one that holds the same back."""
+        other = Stopper(self.stops)
+        other.held = list(self.held)
+        return other
+
     def feed(self, piece: Piece) -> tuple[list[Piece], bool]:
         """Pieces that can be shown, and whether a stop string was found."""
         self.held.append(piece)

@@ -6,14 +6,18 @@ A text does not depend on its neighbours: with the same seed it is the same text
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from draftproof.draft import Tree
-from draftproof.engine.arguments import Drafts, Named, Prompt, check_text, encode
+from draftproof.engine.arguments import Drafts, Named, Prompt, TextSettings, check_logprobs, check_text, encode
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.setup import Setup, may_temper, new_seed
 from draftproof.errors import DraftproofError, whole
 from draftproof.sampling import Sampling
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 
 class Engine:
@@ -54,18 +58,28 @@ class Engine:
         self.length = min(length, self.target.context or length)
         self.scheduler = self.setup.scheduler(rows, self.length, kept=kept)
 
-    def add_request(
+    def add_request(self, prompt: Prompt, **settings: Unpack[TextSettings]) -> Request:
+        """Add a request; its `.output` grows with every step and is complete once `.finish` says why it ended.
+
+        The settings are those of `generate`: sampling, draft_sampling, max_new_tokens, stop, seed, logprobs and chat.
+        """
+        return self.add_samples(prompt, 1, **settings)[0]
+
+    def add_samples(
         self,
         prompt: Prompt,
+        n: int,
         *,
         sampling: Sampling | None = None,
         draft_sampling: Sampling | None = None,
         max_new_tokens: int = 128,
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
+        logprobs: int | None = None,
         chat: bool = True,
-    ) -> Request:
-        """Add a request; its `.output` grows with every step and is complete once `.finish` says why it ended."""
+    ) -> list[Request]:
+        """Add a request for each of n samples of one prompt; they start together and share what they have in common."""
+        n, logprobs = whole("n", n), check_logprobs(logprobs)
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stops = check_text(stop, sampling, draft_sampling)
         ids = encode(self.target, prompt, chat)
@@ -76,10 +90,13 @@ class Engine:
             )
         samplings = self.setup.suited(sampling, draft_sampling)
         tempers = draft_sampling is None and may_temper(self.setup.rule, samplings[0])
-        key = SampleKey(new_seed(seed), 0)
-        request = self.setup.request(ids, samplings, max_new_tokens, key, stop=stops, tempers=tempers)
-        self.scheduler.add([request])
-        return request
+        chosen = new_seed(seed)
+        requests = [
+            self.setup.request(ids, samplings, max_new_tokens, key, stop=stops, tempers=tempers, logprobs=logprobs)
+            for key in (SampleKey(chosen, i) for i in range(n))
+        ]
+        self.scheduler.add(requests)
+        return requests
 
     @property
     def is_finished(self) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, overload
 
 from draftproof.draft import Tree
-from draftproof.engine.arguments import Drafts, Named, Prompt, Settings, check_names, check_text, encode
+from draftproof.engine.arguments import Drafts, Named, Prompt, Settings, check_logprobs, check_names, check_text, encode
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
 from draftproof.engine.tuning import Auto
-from draftproof.errors import DraftproofError, whole
+from draftproof.errors import whole
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -47,10 +49,13 @@ def generate(
     draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
     sampling        what law the text follows
     draft_sampling  shapes the draft only and never changes that law; `sampling` by default
-    max_new_tokens  the text also ends at an end token, a stop string, or where the context is full
+    max_new_tokens  the text also ends at an end token, a stop string, or where the context is full; with a seed, a
+                    shorter text is the beginning of a longer one
     stop            one string or several, before which the text ends
     seed            same seed, settings and machine: same text, and shapes are tuned by what the text itself shows. If
                     none is given, one is drawn, and shapes are tuned by the clock too: faster, but not repeatable
+    logprobs        0: the output has the log-probability of each token in the law that is sampled from; k: and the k
+                    likeliest tokens there
     compile         on a GPU, compile both models first; those of the Llama family are faster without it
 
     >>> from draftproof.models.table import TableModel
@@ -71,35 +76,67 @@ def generate(
 
 
 def stream(target: Named, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
-    """Generate one text piece by piece; `.output` holds the whole once it is finished. Settings as in `generate`."""
+    """Generate one text piece by piece; `.output` holds the text so far. Settings as in `generate`."""
     check_names(settings)
     scheduler, (request,) = prepare(target, prompt, 1, **settings)
     return Stream(scheduler, request)
 
 
 class Stream:
-    """Iterate for pieces of text; read `.output` afterwards."""
+    """Iterate for pieces of text; `.output` is the text so far, and "cancelled" if that is not all of it.
+
+    After a `break` the same stream can be iterated further. `cancel` ends it and frees its rows, and so does leaving
+    a `with` block.
+    """
 
     def __init__(self, scheduler: Scheduler, request: Request) -> None:
         self._scheduler, self._request = scheduler, request
-        self._pieces = self._run()
+        self._pieces: deque[Piece] = deque()  # written, and not handed out yet
+        self._closed = False
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+        return self
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        while not self._pieces:
+            if self._closed or self._scheduler.is_finished:
+                raise StopIteration
+            self._step()
+        return self._pieces.popleft()
 
-    def _run(self) -> Iterator[Piece]:
-        while not self._scheduler.is_finished:
+    def _step(self) -> None:
+        try:
             for _, pieces in self._scheduler.step():
-                yield from pieces
+                self._pieces += pieces
+        except Exception:
+            raise  # has ended the request, or came from the model, which may be asked again
+        except BaseException:  # such as KeyboardInterrupt: anywhere, so the step may be half done and cannot go on
+            self._closed = True
+            self._request.restore()
+            with suppress(Exception):
+                self._scheduler.cancel(self._request)
+            raise
 
     @property
     def output(self) -> Output:
-        if not self._request.finish:
-            raise DraftproofError("the text is not finished: iterate to the end before reading `.output`")
-        return self._request.output
+        return self._request.so_far
+
+    def cancel(self) -> None:
+        """End the text here, unless it has ended, and free its rows; the text so far stays in `.output`."""
+        if not self._closed:
+            self._closed = True
+            self._pieces.clear()
+            self._scheduler.cancel(self._request)
+            while not self._scheduler.is_finished:  # steps in flight
+                self._scheduler.step()
+
+    close = cancel
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
 
 
 def prepare(
@@ -117,11 +154,12 @@ def prepare(
     max_new_tokens: int = 128,
     stop: str | Sequence[str] | None = None,
     seed: int | None = None,
+    logprobs: int | None = None,
     chat: bool = True,
     compile: bool = False,
 ) -> tuple[Scheduler, list[Request]]:
     """A scheduler with n requests for one prompt, everything checked. The settings are those of `generate`."""
-    max_new_tokens = whole("max_new_tokens", max_new_tokens)
+    max_new_tokens, logprobs = whole("max_new_tokens", max_new_tokens), check_logprobs(logprobs)
     stops = check_text(stop, sampling, draft_sampling)
     controls = sampling or Sampling()
     setup = Setup.of(
@@ -138,7 +176,9 @@ def prepare(
     samplings, chosen, ids = setup.suited(sampling, draft_sampling), new_seed(seed), encode(setup.target, prompt, chat)
     tempers = draft_sampling is None and may_temper(setup.rule, controls)
     requests = [
-        setup.request(ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=tempers)
+        setup.request(
+            ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=tempers, logprobs=logprobs
+        )
         for i in range(n)
     ]
     scheduler = setup.scheduler(n, len(ids) + max_new_tokens, reuse=True)

@@ -123,7 +123,7 @@ class Scheduler:
             return
         if request not in self:
             raise DraftproofError("this request belongs to another engine: cancel it where it was added")
-        request.finish = "cancelled"
+        self._tell(request, request.cancel())
         for group in self._waiting:
             if request in group:
                 group.remove(request)
@@ -151,13 +151,18 @@ class Scheduler:
         pieces, self._unsent = self._unsent, []
         return pieces
 
+    def _tell(self, request: Request, pieces: list[Piece]) -> None:
+        """Hand out the last pieces of a text that was ended from outside, with the next step."""
+        if pieces:
+            self._unsent.append((request, pieces))
+
     def _collect(self, stepper: Stepper, pending: Any) -> list[Exception]:
         """Absorb a step's tokens; returns the errors of requests that cannot go on."""
         errors: list[Exception] = []
         ended: list[Request] = []
         for request, step, shape, error in stepper.collect(pending):
             if error is not None:
-                request.fail(error)
+                self._tell(request, request.fail(error))
                 errors.append(error)
             elif step is not None:
                 self._unsent.append((request, request.absorb(step)))

@@ -86,14 +86,18 @@ class Setup:
         stopping: Callable[[Sequence[int]], bool] | None = None,
         tempers: bool = False,
         detokenize: bool = True,
+        logprobs: int | None = None,
     ) -> Request:
         """Create a request.
 
         stopping      another stopping criterion, checked after every token
         tempers       the temperature of its draft tokens may be tuned
         detokenize    false where only token ids are needed
+        logprobs      report each token's logprob, and so many of the likeliest tokens there
         """
-        own = self.per_request and not self.uses_graph(samplings)  # a graph has one length for all rows
+        own = self.per_request and not self.uses_graph(
+            samplings, logprobs=logprobs
+        )  # a graph has one length for all rows
         return Request(
             prompt,
             *samplings,
@@ -105,6 +109,9 @@ class Setup:
             stop=stop,
             stopping=stopping,
             tuner=Auto("chain", assumed(self.target, self.drafts), tempers, hope(self.drafts)) if own else None,
+            # saves work where the text does not depend on the draft's length, or is not repeatable in any case
+            cuts_drafts=self.rule.name in couple.COUPLINGS or self.tuner.tunes,
+            top_logprobs=logprobs,
         )
 
     def scheduler(self, rows: int, length: int, *, reuse: bool = False, kept: int | None = None) -> Scheduler:
@@ -119,7 +126,8 @@ class Setup:
         steppers: dict[bool, Stepper] = {}
 
         def stepper_for(request: Request) -> Stepper:
-            by_graph = self.uses_graph((request.sampling, request.draft_sampling), rows)
+            samplings = request.sampling, request.draft_sampling
+            by_graph = self.uses_graph(samplings, rows, logprobs=request.top_logprobs)
             if by_graph not in steppers:
                 if by_graph:
                     steppers[by_graph] = self._graph_stepper(rows, capacity, reuse)
@@ -129,9 +137,11 @@ class Setup:
 
         return Scheduler(rows, stepper_for)
 
-    def uses_graph(self, samplings: tuple[Sampling, Sampling], rows: int = 1) -> bool:
-        """Whether the graph stepper can serve texts that are sampled like this (target, draft)."""
-        return graph.fits(self.target, self.drafts, self.rule.name, self._captured(rows), samplings)
+    def uses_graph(self, samplings: tuple[Sampling, Sampling], rows: int = 1, *, logprobs: int | None = None) -> bool:
+        """Whether the graph stepper can serve texts that are sampled like this (target, draft); it has no logprobs."""
+        return logprobs is None and graph.fits(
+            self.target, self.drafts, self.rule.name, self._captured(rows), samplings
+        )
 
     def _eager_stepper(self, rows: int, capacity: int, kept: int | None) -> Stepper:
         method = method_of(self.rule, self.draw, self.target.vocabulary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,19 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from draftproof.draft import Tree
+
+
+class TokenLogprob(NamedTuple):
+    """The log-probability of one token of a text, in the target's law after all sampling controls."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens there, the likeliest first, with their logprobs
+    draft_logprob: float | None = None  # in the drafter's law; None where the token could not be drafted
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: null stands for log 0, of a token that only a lossy rule emits."""
+        return {**self._asdict(), "logprob": self.logprob if self.logprob > -math.inf else None}
 
 
 class Step(NamedTuple):
@@ -21,11 +35,31 @@ class Step(NamedTuple):
     reached: tuple[float, ...]  # given the guesses, probability that at least 1, 2, ... of them are accepted
     cost: tuple[float, ...]  # empty for exact rules; else each token's total variation from the target's law
     seconds: dict[str, float]  # prompt, draft, target, verify, and overhead: the host's work around them
+    logprobs: tuple[TokenLogprob, ...] = ()  # of `tokens`, where they were asked for
 
     @property
     def expected(self) -> float:
         """Expected accepted guesses over the verifier's noise; the actual number where the rule has no law for it."""
         return sum(self.reached) if self.reached else float(self.accepted)
+
+    def cut(self, length: int) -> Step:
+        """The step of a text that has room for `length` more tokens, as if nothing had been drafted beyond them."""
+        if len(self.tokens) <= length and self.depth < length:
+            return self
+        return self._replace(
+            tokens=self.tokens[:length],
+            depth=min(self.depth, length - 1),
+            accepted=min(self.accepted, length - 1),
+            reached=self.reached[: length - 1],
+            cost=self.cost[:length],
+            logprobs=self.logprobs[:length],
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The step as a dictionary for JSON; `logprobs` is left out where they were not asked for."""
+        fields = {**self._asdict(), "expected": self.expected}
+        logprobs = [one.as_dict() for one in fields.pop("logprobs")]
+        return {**fields, "logprobs": logprobs} if logprobs else fields
 
 
 @dataclass
@@ -148,7 +182,7 @@ class Trace:
             "accepted_lengths": self.histogram,
             "seconds": self.seconds,
             "draft_failures": dict(self.failures),
-            "steps": [{**step._asdict(), "expected": step.expected} for step in self.steps],
+            "steps": [step.as_dict() for step in self.steps],
         }
 
 

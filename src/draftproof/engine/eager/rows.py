@@ -27,7 +27,8 @@ class Row(NamedTuple):
     draft_sampling: Sampling
     members: tuple[SampleKey, ...]
     step: int
-    depth: int  # how deep to draft: tokens beyond max_new_tokens or the context would be discarded
+    depth: int  # how deep to draft
+    top_logprobs: int | None = None  # how many of the likeliest tokens are reported for each token; None: no logprobs
 
     @property
     def last(self) -> int:

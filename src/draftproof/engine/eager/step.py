@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from draftproof.draft import Draft, Tree
 from draftproof.engine.eager.decide import Decision
+from draftproof.engine.eager.logprobs import Place, token_logprobs
 from draftproof.engine.eager.method import Method
 from draftproof.engine.eager.propose import Proposal
 from draftproof.engine.eager.rows import Row, laws
@@ -69,7 +71,7 @@ def step(
     clock.append(time.perf_counter())
 
     seconds = dict(zip(("prompt", "draft", "target", "verify"), [0.0, *np.diff(clock).tolist()], strict=True))
-    branches = _branch(verdict.decisions, proposal, seconds)
+    branches = _with_logprobs(_branch(verdict.decisions, proposal, seconds), rows, proposal, p)
     _commit(target, branches, len(rows), proposal)
     for drafter in drafters if failure is None else ():
         try:
@@ -77,6 +79,25 @@ def step(
         except Exception as error:  # a drafter is a guest: the text goes on without it
             failure = first_line(error)
     return StepResult(branches, failure, verdict.draft, p, verdict.draft_tokens)
+
+
+def _with_logprobs(branches: list[Branch], rows: Sequence[Row], proposal: Proposal, p: Array) -> list[Branch]:
+    """Add the logprobs of emitted tokens to the steps of rows that want them."""
+    wanted = {row: wants for row, one in enumerate(rows) if (wants := one.top_logprobs) is not None}
+    if not wanted:
+        return branches
+    places = [
+        [Place(one.row, *pair) for pair in zip((0, *proposal.tree.path(one.node)), one.step.tokens, strict=True)]
+        for one in branches
+        if one.row in wanted
+    ]
+    found = iter(token_logprobs([place for path in places for place in path], max(wanted.values()), proposal, p))
+    return [
+        branch._replace(step=branch.step._replace(logprobs=tuple(islice(found, len(branch.step.tokens)))))
+        if branch.row in wanted
+        else branch
+        for branch in branches
+    ]
 
 
 def _learn(drafters: Sequence[OpenSession], proposal: Proposal, logits: Array) -> str | None:

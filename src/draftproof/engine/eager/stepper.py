@@ -278,6 +278,7 @@ class EagerStepper:
             members=tuple(request.key for request in requests),
             step=len(first.trace.steps),
             depth=max(request.reach for request in requests),
+            top_logprobs=max((r.top_logprobs for r in requests if r.top_logprobs is not None), default=None),
         )
 
     def _retire(self, row: int) -> None:

@@ -158,7 +158,7 @@ class GraphStepper:
         for request in self.requests:
             if request is not None:
                 coming = sum(pending.tree.depth[-1] + 1 for pending in self.in_flight if request in pending.requests)
-                if request.depth >= coming:
+                if request.left > coming:
                     return True
         return False
 
@@ -272,7 +272,7 @@ class GraphStepper:
             for session in self.device_step.sessions:
                 session.copy(sources, targets, max(map(len, texts)) - 1)  # a step reads the last token
         index = self._send(list(requests))
-        numbers = [(len(new.prompt) - 1, 0, len(new.prompt) + new.depth, *new.key) for new in requests.values()]
+        numbers = [_row_state(new) for new in requests.values()]
         for column, values in zip(self.state[1:], self._send(numbers).unbind(1), strict=True):
             column[index] = values
         self._control(index)
@@ -324,6 +324,12 @@ class GraphStepper:
         now = time.perf_counter()
         rest, self._collected = max(now - self._collected - sum(phases.values()), 0.0), now
         return {"prompt": rest * pending.joins, **phases, "overhead": rest * (not pending.joins)}
+
+
+def _row_state(request: Request) -> tuple[int, ...]:
+    """The state of a row whose text begins; the fields of DeviceState after the text."""
+    last = len(request.prompt) - 1
+    return last, 0, last + request.left, last + 1 + request.depth, *request.key
 
 
 def _same_kind(old: Controls, new: Controls) -> bool:

@@ -40,6 +40,7 @@ class DeviceState(NamedTuple):
     base: torch.Tensor  # [B] position of the last committed token
     step: torch.Tensor  # [B]
     limit: torch.Tensor  # [B] largest base: a finished row keeps stepping until another text joins it
+    draft_end: torch.Tensor  # [B] draft tokens stay before this position
     seed: torch.Tensor  # [B]
     request: torch.Tensor  # [B]
 
@@ -124,7 +125,7 @@ class DeviceStep:
         device = self.device = target.network.device
         number = RULES.get(rule, ChainRule.TOKEN)  # rules without a kernel get here only without a draft
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
-        shapes = ((size, capacity + 2), *((size,),) * 5)
+        shapes = ((size, capacity + 2), *((size,),) * (len(DeviceState._fields) - 1))
         self.state = DeviceState(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
         self._levels = torch.arange(1, largest.size, device=device)
         self._controls: Controls | None = None
@@ -307,8 +308,8 @@ class DeviceStep:
         return Drafted(tree, tokens, logits, kept, fault)
 
     def _room(self) -> torch.Tensor:
-        """How deep to draft [B, 1]: tokens beyond the wanted length would be discarded."""
-        return (self.state.limit - self.state.base - 1)[:, None]
+        """How deep to draft [B, 1]."""
+        return (self.state.draft_end - self.state.base - 1)[:, None]
 
     def _half(self, tokens: torch.Tensor, rows: list[torch.Tensor], failure: str) -> Drafted:
         """The chain that was drawn before the drafter raised."""
