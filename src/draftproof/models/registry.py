@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError, first_line, nearest
-from draftproof.models.base import Model, facts
+from draftproof.models.base import Model, check_drafts_fit, facts
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
@@ -105,6 +105,9 @@ def drafter(name: str | Path, target: Model) -> Model | None:
         return Fallback(parts) if len(parts) > 1 else next(iter(parts), None)
     if name == "none":
         return None
+    if name == "auto" and facts(target).obstacle:
+        return None
+    check_drafts_fit(target)
     if name == "auto":
         try:
             return drafter("head", target)
