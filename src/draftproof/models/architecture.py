@@ -78,6 +78,8 @@ def obstacle(network: Any) -> str:
         return f"{name} keeps a recurrent state, so drafts cannot be rolled back"
     if other:
         return f"{name} has {other[0]} layers, so drafts cannot be rolled back"
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # gpt_neo: a window of slots, not of positions
+        return f"{name} has local attention layers, so a draft cannot be checked in one call"
     if getattr(config, "alibi", False) or not {"position_ids", "past_key_values"} <= taken:
         return f"{name} takes no position ids, so a draft cannot be checked in one call"
     return ""

@@ -66,7 +66,9 @@ class HFModel:
         """`taps`: hidden states to keep for a drafter that reads them, as transformers numbers them."""
         obstacle, longest = self.obstacle, architecture.longest_draftable(self.network)
         if longest is not None and capacity > longest:
-            obstacle = f"{self.name} scales its attention in texts of more than {longest} tokens, where drafts do not fit"
+            obstacle = (
+                f"{self.name} scales its attention in texts of more than {longest} tokens, where drafts do not fit"
+            )
         return PlainSession(self, rows, obstacle) if obstacle else HFSession(self, rows, capacity, taps)
 
     @property

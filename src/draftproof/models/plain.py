@@ -39,9 +39,7 @@ class PlainSession:
         self.taken, self.name = parameters(model.network), cache_name(model.network) or ""
         self.texts: list[list[int]] = [[] for _ in range(rows)]  # committed tokens before node 0
         self.caches: list[Any] = [None] * rows
-        self.inside = [
-            (layer, name) for layer in model.network.modules() for name in IN_MODULES if name in vars(layer)
-        ]
+        self.inside = [(layer, name) for layer in model.network.modules() for name in IN_MODULES if name in vars(layer)]
         self.states: list[list[Any]] = [[] for _ in range(rows)]  # what the caches leave out: of the layers `inside`
         self.read = [0] * rows
         self.said: list[torch.Tensor | None] = [None] * rows
@@ -96,7 +94,8 @@ class PlainSession:
         if self.model.trims_logits:
             extra["logits_to_keep"] = 1
         output = network(input_ids=torch.tensor([ids], device=network.device), use_cache=True, **extra)
-        self.caches[row] = getattr(output, self.name, self.caches[row])
+        if not self.inside:
+            self.caches[row] = output[self.name]
         self.states[row] = [getattr(layer, name) for layer, name in self.inside]
         self.read[row] += len(ids)
         return output.logits[:, -1:]  # type: ignore[no-any-return]
