@@ -151,6 +151,8 @@ def test_greedy_texts_are_those_of_transformers(made):
     ids = tiny.tokenizer()("hello", return_tensors="pt")
     theirs = model.network.generate(**ids, do_sample=False, max_new_tokens=12, pad_token_id=257)[0, 5:].tolist()
     assert dp.generate(model, "hello", sampling=dp.Sampling(temperature=0), max_new_tokens=12).tokens == theirs
+    inside = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 257, "custom_generate": dp.custom_generate()}
+    assert model.network.generate(**ids, **inside)[0, 5:].tolist() == theirs
 
 
 def test_a_step_that_is_repeated_does_not_read_a_token_twice(made):

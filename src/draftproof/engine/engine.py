@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftproof.draft import Tree
-from draftproof.engine.arguments import Drafts, Named, Prompt, check_text, encode
+from draftproof.engine.arguments import Drafts, Named, Prompt, as_lists, check_text, encode, is_several
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.setup import Setup, may_temper, new_seed
@@ -58,11 +58,15 @@ class Engine:
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         chat: bool = True,
+        continue_final_message: bool = True,
     ) -> Request:
         """Add a request; its `.output` grows with every step and is complete once `.finish` says why it ended."""
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stops = check_text(stop, sampling, draft_sampling)
-        ids = encode(self.target, prompt, chat)
+        prompt = as_lists(prompt)
+        if is_several(prompt):
+            raise DraftproofError("a request has one prompt: call add_request once for each")
+        ids = encode(self.target, prompt, chat, continue_final_message)
         if len(ids) + max_new_tokens > self.length:
             raise DraftproofError(
                 f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit into {self.length}: "
