@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
 
 from draftproof import DraftproofError, Tree
 from draftproof.models.base import forget
@@ -13,12 +12,11 @@ from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.shared_tokens import Shared, Translated
 from draftproof.models.drafters.text_draft import TextDrafter
-from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel
 from tests.support import tiny
 
-FAMILIES = ("llama", "qwen3", "gpt2", "mistral")
+FAMILIES = ("llama", "qwen3", "gpt2", "mistral", "llama4")
 
 
 def alone(network, path):
@@ -132,11 +130,6 @@ def test_a_text_that_outgrows_its_session_is_an_error():
     session.join(0, [1, 2, 3, 4, 5, 6])
     with pytest.raises(DraftproofError, match="outgrew this session's 4 tokens"):
         session.extend(Tree.chain(0), np.array([[6]]), range(1))
-
-
-def test_a_model_that_cannot_roll_back_is_refused():
-    with pytest.raises(DraftproofError, match=r"mamba.*rolled back.*choose"):
-        HFModel(MambaForCausalLM(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)))
 
 
 def test_ngram_guesses_what_followed_before_and_else_nothing():

@@ -10,7 +10,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import (
+    AutoConfig,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MambaConfig,
+    MambaForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import draftproof as dp
 from draftproof import models
@@ -75,6 +91,58 @@ def test_a_damaged_model_file_is_one_line(folder, tmp_path, damage):
     with pytest.raises(dp.DraftproofError, match=r"unreadable or incomplete \(.*\): copy or fetch it again") as error:
         dp.load(str(tmp_path))
     assert "\n" not in str(error.value)
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+OTHER_KINDS = {
+    "classifier": (
+        lambda: LlamaForSequenceClassification(LlamaConfig(**tiny.SHAPE, num_labels=1)),
+        r"gives scores or labels, not text \(LlamaForSequenceClassification\): choose a language model",
+    ),
+    "reward model with tied embeddings": (  # no weight is missing: its lm_head would be the embeddings
+        lambda: Qwen2ForSequenceClassification(Qwen2Config(**tiny.SHAPE, num_labels=1, tie_word_embeddings=True)),
+        r"gives scores or labels, not text \(Qwen2ForSequenceClassification\)",
+    ),
+    "embedding model": (
+        lambda: LlamaModel(LlamaConfig(**tiny.SHAPE)),
+        r"has no weights for lm_head.weight: choose a language model",
+    ),
+    "encoder-decoder": (
+        lambda: T5ForConditionalGeneration(T5Config(vocab_size=50, d_model=32, num_layers=1, num_heads=4)),
+        r"is an encoder-decoder model \(t5\): choose a decoder-only one",
+    ),
+    "masked model": (
+        lambda: ModernBertForMaskedLM(ModernBertConfig(**SMALL, vocab_size=50, pad_token_id=0)),
+        r"fills in masked words and cannot continue a text \(modernbert\): choose a decoder",
+    ),
+    "vision-language model": (
+        lambda: LlavaForConditionalGeneration(
+            LlavaConfig(
+                text_config=LlamaConfig(**tiny.SHAPE),
+                vision_config=CLIPVisionConfig(**SMALL, image_size=28, patch_size=14),
+                image_token_index=5,
+            )
+        ),
+        r"is a vision-language model \(llava\): choose one for text alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_what_is_no_decoder_is_refused_by_what_it_is(kind, tmp_path):
+    network, message = OTHER_KINDS[kind]
+    network().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(dp.DraftproofError, match=message) as error:
+        dp.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_network_that_cannot_be_quantised_is_one_line(tmp_path):
+    MambaForCausalLM(MambaConfig(vocab_size=258, hidden_size=32, num_hidden_layers=1)).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(dp.DraftproofError, match=r"cannot be quantised \(.*\): use --dtype float32"):
+        dp.load(tmp_path, dtype="int8")
 
 
 @pytest.mark.parametrize("text", ["", "GGUF", "GGUF" + "x" * 100])
@@ -242,7 +310,7 @@ def test_a_hub_id_is_announced_and_if_it_cannot_be_had_that_is_one_line(monkeypa
     def offline(*args, **kwargs):
         raise OSError("We couldn't connect to the Hub\nmany more lines")
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", offline)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
     with pytest.raises(dp.DraftproofError, match=r"'org/model' could not be loaded from the Hub \(We couldn't connect"):
         dp.load("org/model")
     assert capsys.readouterr().err == "fetching org/model from the Hub\n"

@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -35,6 +37,7 @@ SHAPE = {
     "eos_token_id": 256,
     "pad_token_id": 257,
 }
+CHUNK = 5  # of llama4's attention, shorter than the texts of the tests
 WINDOW = 7  # of Mistral's attention, shorter than the texts of the tests
 
 
@@ -59,6 +62,17 @@ def network(family: str, seed: int = 0) -> Any:
         made = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8))
     elif family == "mistral":
         made = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW))
+    elif family == "llama4":
+        made = Llama4ForCausalLM(
+            Llama4TextConfig(
+                **{**SHAPE, "num_hidden_layers": 4},  # three layers of chunks, one that sees all
+                head_dim=8,
+                intermediate_size_mlp=48,
+                num_local_experts=2,
+                interleave_moe_layer_step=2,
+                attention_chunk_size=CHUNK,
+            )
+        )
     else:
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
         made = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=256, **sizes))

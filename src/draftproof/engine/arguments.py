@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from draftproof.draft import Tree
+from draftproof.engine.messages import Message, template_ids
 from draftproof.engine.tuning import Auto
 from draftproof.errors import DraftproofError, nearest, whole
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling, check_tokens
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or chat messages
+Prompt = str | Iterable[int] | Sequence[Message]  # text, token ids in any container, or chat messages
+Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 Named = str | Path | Model  # a model, or its name or path
 Drafts = Named | Sequence[Named] | None
 
@@ -29,6 +31,7 @@ class TextSettings(TypedDict, total=False):
     seed: int | None
     logprobs: int | None
     chat: bool
+    continue_final_message: bool
 
 
 class Settings(TextSettings, total=False):
@@ -79,9 +82,9 @@ def suited(sampling: Sampling, target: Model) -> Sampling:
     return dataclasses.replace(sampling, end_tokens=target.end_tokens) if sampling.end_tokens is None else sampling
 
 
-def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
+def encode(target: Model, prompt: Prompt, chat: bool = True, continue_final_message: bool = True) -> tuple[int, ...]:
     """Token ids of a prompt, checked against vocabulary and context."""
-    ids = list(_ids(target, prompt, chat))
+    ids = _ids(target, as_lists(prompt), chat, continue_final_message)
     if not ids:
         raise DraftproofError("the prompt has no tokens: give at least one word")
     strange = [token for token in ids if not 0 <= token < target.vocabulary]
@@ -94,34 +97,75 @@ def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _ids(target: Model, prompt: Any, chat: bool) -> Sequence[int]:
+def encode_each(target: Model, prompts: Sequence[Any], *how: bool) -> list[tuple[int, ...]]:
+    """Token ids of each prompt; if there are several, an error names the prompt."""
+    encoded = []
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            encoded.append(encode(target, prompt, *how))
+        except DraftproofError as error:
+            if len(prompts) == 1:
+                raise
+            raise DraftproofError(f"prompt {number} of {len(prompts)}: {error}") from error
+    return encoded
+
+
+def is_several(prompt: Any) -> bool:
+    """Whether this is a list of prompts: of strings, of lists of token ids, or of conversations. See `as_lists`."""
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], Integral | Mapping)
+
+
+def as_lists(prompt: Any) -> str | list[Any]:
+    """A prompt, or several, as a string or as lists of ids, messages or prompts, whatever they came in."""
+    if isinstance(prompt, str):
+        return prompt
+    if hasattr(prompt, "tolist"):  # an array or a tensor
+        return _array_ids(prompt)
+    if isinstance(prompt, bytes | bytearray | memoryview | Mapping | set | frozenset) or not isinstance(
+        prompt, Iterable
+    ):
+        kind = type(prompt).__name__
+        hint = "put a message into a list" if isinstance(prompt, Mapping) and "role" in prompt else "convert it"
+        raise DraftproofError(f"a prompt is text, chat messages or token ids, not {kind}: {hint}")
+    return [part if isinstance(part, str | Integral | Mapping) else as_lists(part) for part in map(_plain, prompt)]
+
+
+def _plain(part: Any) -> Any:
+    """A number in an array or tensor of its own as a number, and anything else as it is."""
+    return part.tolist() if hasattr(part, "tolist") and not part.shape else part
+
+
+def _array_ids(array: Any) -> list[int]:
+    """The ids of an array of one row."""
+    ids, shape = array.tolist(), tuple(array.shape)
+    if len(shape) == 2 and shape[0] == 1:
+        ids, shape = ids[0], shape[1:]
+    if len(shape) != 1:
+        raise DraftproofError(
+            f"a prompt in an array is one row of token ids, not of shape {shape}: give a list of rows"
+        )
+    if not all(isinstance(token, int) for token in ids):
+        raise DraftproofError(f"token ids are whole numbers, not {array.dtype}: convert the array")
+    return list(ids)
+
+
+def _ids(target: Model, prompt: str | list[Any], chat: bool, continue_final_message: bool) -> Sequence[int]:
     tokenizer = target.tokenizer
-    if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
-        kind, how = type(prompt).__name__, ", as by .tolist()" if hasattr(prompt, "tolist") else ""
-        raise DraftproofError(f"a prompt is text, chat messages or token ids, not {kind}: convert it{how}")
-    if len(prompt) == 0:
+    if not prompt:
         raise DraftproofError("the prompt is empty: give at least one word or token")
     if isinstance(prompt, str):
         if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
             raise DraftproofError("the prompt contains bytes that are not text: give it in UTF-8")
     elif all(isinstance(token, Integral) for token in prompt):
         return [int(token) for token in prompt]
-    elif not all(isinstance(part, Mapping) and {"role", "content"} <= part.keys() for part in prompt):
-        raise DraftproofError(
-            "a prompt in parts is token ids, or messages with role and content: pass one text at a time"
-        )
+    elif not all(isinstance(part, Mapping) for part in prompt):
+        kinds = sorted({type(part).__name__ for part in prompt})
+        what = " and ".join(kinds) if len(kinds) > 1 else f"several of {kinds[0]}"
+        raise DraftproofError(f"one prompt is a text, or a list of token ids or of chat messages, not {what}")
     if tokenizer is None:
         raise DraftproofError(f"model {target.name!r} has no tokenizer: give the prompt as token ids")
     if isinstance(prompt, str) and not (chat and tokenizer.chat_template):
-        encoded = tokenizer(prompt)
-    else:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        try:
-            encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        except Exception as error:  # a template is a program and may raise anything
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise DraftproofError(
-                f"the chat template of {target.name!r} does not take these messages ({reason[0]}): check its roles"
-            ) from error
-    ids: Sequence[int] = encoded["input_ids"]
-    return ids
+        ids: Sequence[int] = tokenizer(prompt)["input_ids"]
+        return ids
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return template_ids(tokenizer, target.name, messages, continue_final_message)

@@ -9,7 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from draftproof.draft import Tree
-from draftproof.engine.arguments import Drafts, Named, Prompt, TextSettings, check_logprobs, check_text, encode
+from draftproof.engine.arguments import (
+    Drafts,
+    Named,
+    Prompt,
+    TextSettings,
+    as_lists,
+    check_logprobs,
+    check_text,
+    encode,
+    is_several,
+)
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.setup import Setup, may_temper, new_seed
@@ -77,12 +87,16 @@ class Engine:
         seed: int | None = None,
         logprobs: int | None = None,
         chat: bool = True,
+        continue_final_message: bool = True,
     ) -> list[Request]:
         """Add a request for each of n samples of one prompt; they start together and share what they have in common."""
         n, logprobs = whole("n", n), check_logprobs(logprobs)
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stops = check_text(stop, sampling, draft_sampling)
-        ids = encode(self.target, prompt, chat)
+        prompt = as_lists(prompt)
+        if is_several(prompt):
+            raise DraftproofError("a request has one prompt: call add_request once for each")
+        ids = encode(self.target, prompt, chat, continue_final_message)
         if len(ids) + max_new_tokens > self.length:
             raise DraftproofError(
                 f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit into {self.length}: "

@@ -8,17 +8,32 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, overload
 
 from draftproof.draft import Tree
-from draftproof.engine.arguments import Drafts, Named, Prompt, Settings, check_logprobs, check_names, check_text, encode
+from draftproof.engine.arguments import (
+    Drafts,
+    Named,
+    Prompt,
+    Prompts,
+    Settings,
+    as_lists,
+    check_logprobs,
+    check_names,
+    check_text,
+    encode_each,
+    is_several,
+)
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
 from draftproof.engine.tuning import Auto
-from draftproof.errors import whole
+from draftproof.errors import DraftproofError, whole
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+
+ROWS = 16  # so many texts of a list of prompts are generated at once
 
 
 @overload
@@ -29,17 +44,28 @@ def generate(target: Named, prompt: Prompt, *, n: None = None, **settings: Unpac
 def generate(target: Named, prompt: Prompt, *, n: int, **settings: Unpack[Settings]) -> list[Output]: ...
 
 
+@overload
+def generate(target: Named, prompt: Prompts, *, n: None = None, **settings: Unpack[Settings]) -> list[Output]: ...
+
+
+@overload
+def generate(target: Named, prompt: Prompts, *, n: int, **settings: Unpack[Settings]) -> list[list[Output]]: ...
+
+
 def generate(
-    target: Named, prompt: Prompt, *, n: int | None = None, **settings: Unpack[Settings]
-) -> Output | list[Output]:
-    """Generate one text, or a list of `n` independent ones.
+    target: Named, prompt: Prompt | Prompts, *, n: int | None = None, **settings: Unpack[Settings]
+) -> Output | list[Output] | list[list[Output]]:
+    """Generate one text, or a list of `n` independent ones; for a list of prompts, a list with the same of each.
 
     The n samples share the computation of the prompt and of everything their texts have in common; their tokens are
     drawn with separate noise, so they are independent.
 
+    Texts of several prompts are generated together. With a seed, each is the text that its prompt alone gives with that
+    seed; without one, each has a seed of its own.
+
     target          a model, or a name for `draftproof.load`
     prompt          a string (put through the model's chat template if it has one and `chat` is true), chat messages, or
-                    token ids, taken as they are
+                    token ids, taken as they are; or a list of several such prompts
     draft           a model, a name of `draftproof list`, a list of those (the k-th drafts sibling k), or None; "auto"
                     is a trained head where there is one for the target
     verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
@@ -56,6 +82,7 @@ def generate(
                     none is given, one is drawn, and shapes are tuned by the clock too: faster, but not repeatable
     logprobs        0: the output has the log-probability of each token in the law that is sampled from; k: and the k
                     likeliest tokens there
+    continue_final_message  if the last chat message is the assistant's, the text continues it; False: a new turn begins
     compile         on a GPU, compile both models first; those of the Llama family are faster without it
 
     >>> from draftproof.models.table import TableModel
@@ -63,22 +90,29 @@ def generate(
     >>> generate(coin, [0], draft=coin, max_new_tokens=5, seed=1).tokens
     [1, 1, 0, 0, 0]
     """
-    if n is None:
-        writing = stream(target, prompt, **settings)
-        for _ in writing:
-            pass
-        return writing.output
     check_names(settings)
-    scheduler, requests = prepare(target, prompt, whole("n", n), **settings)
+    count = 1 if n is None else whole("n", n)
+    prompts = as_lists(prompt)
+    several = is_several(prompts)
+    scheduler, groups = prepare(target, list(prompts) if several else [prompts], count, **settings)
     while not scheduler.is_finished:
         scheduler.step()
-    return [request.output for request in requests]
+    outputs = [[request.output for request in group] for group in groups]
+    if n is None:
+        firsts = [samples[0] for samples in outputs]
+        return firsts if several else firsts[0]
+    return outputs if several else outputs[0]
 
 
 def stream(target: Named, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
     """Generate one text piece by piece; `.output` holds the text so far. Settings as in `generate`."""
     check_names(settings)
-    scheduler, (request,) = prepare(target, prompt, 1, **settings)
+    prompt = as_lists(prompt)
+    if is_several(prompt):
+        raise DraftproofError(
+            "stream writes one text: use generate for a list of prompts, or an Engine to stream several"
+        )
+    scheduler, [[request]] = prepare(target, [prompt], 1, **settings)
     return Stream(scheduler, request)
 
 
@@ -141,7 +175,7 @@ class Stream:
 
 def prepare(
     target: Named,
-    prompt: Prompt,
+    prompts: Sequence[Prompt],
     n: int = 1,
     *,
     draft: Drafts = "auto",
@@ -156,9 +190,10 @@ def prepare(
     seed: int | None = None,
     logprobs: int | None = None,
     chat: bool = True,
+    continue_final_message: bool = True,
     compile: bool = False,
-) -> tuple[Scheduler, list[Request]]:
-    """A scheduler with n requests for one prompt, everything checked. The settings are those of `generate`."""
+) -> tuple[Scheduler, list[list[Request]]]:
+    """A scheduler with n requests for each prompt, everything checked. The settings are those of `generate`."""
     max_new_tokens, logprobs = whole("max_new_tokens", max_new_tokens), check_logprobs(logprobs)
     stops = check_text(stop, sampling, draft_sampling)
     controls = sampling or Sampling()
@@ -173,15 +208,22 @@ def prepare(
         tempers=lambda rule: draft_sampling is None and may_temper(rule, controls),
         compile=compile,
     )
-    samplings, chosen, ids = setup.suited(sampling, draft_sampling), new_seed(seed), encode(setup.target, prompt, chat)
+    samplings = setup.suited(sampling, draft_sampling)
+    seeds = [new_seed(seed) for _ in prompts]
+    texts = encode_each(setup.target, prompts, chat, continue_final_message)
     tempers = draft_sampling is None and may_temper(setup.rule, controls)
-    requests = [
-        setup.request(
-            ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=tempers, logprobs=logprobs
-        )
-        for i in range(n)
+    groups = [
+        [
+            setup.request(
+                ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=tempers, logprobs=logprobs
+            )
+            for i in range(n)
+        ]
+        for ids, chosen in zip(texts, seeds, strict=True)
     ]
-    scheduler = setup.scheduler(n, len(ids) + max_new_tokens, reuse=True)
-    scheduler.add(requests)
+    rows = max(n, min(n * len(texts), ROWS))
+    scheduler = setup.scheduler(rows, max(map(len, texts)) + max_new_tokens, reuse=True)
+    for group in groups:
+        scheduler.add(group)
     scheduler.admit()
-    return scheduler, requests
+    return scheduler, groups

@@ -64,6 +64,7 @@ CREATED = (
     "position_ids",
     "cache_position",
     "past_key_values",
+    "cache_params",
 )  # created by generate() itself, unless the caller passed them
 
 

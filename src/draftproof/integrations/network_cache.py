@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftproof.models import check_vocabularies, drafter
-from draftproof.models.base import Model, check_model
+from draftproof.models.base import Model, check_drafts_fit, check_model
 from draftproof.models.hf import HFModel
 from draftproof.models.llama.rebuild import pack, rebuild
 
@@ -39,6 +39,8 @@ class NetworkCache:
         is_network = isinstance(self.draft, torch.nn.Module)
         model: Model = HFModel(rebuilt(self.draft) if self.lean else self.draft) if is_network else self.draft
         check_model(model, "draft")
+        check_drafts_fit(target)
+        check_drafts_fit(model, "draft")
         check_vocabularies(target, model)
         return model
 

@@ -163,6 +163,12 @@ class HasBytes(Protocol):
     def bytes(self) -> int: ...
 
 
+class SamplesPlainly(Protocol):
+    """Can be asked about one token a step, with no draft after it."""
+
+    obstacle: str  # why
+
+
 class OpenSession(NamedTuple):
     """A drafter's session with what it can do, found out once; None where it cannot."""
 
@@ -184,6 +190,7 @@ class ModelFacts(NamedTuple):
     trained: bool = False  # whether it is a network of its own
     device: str = "cpu"
     token_cost: float = 0.1  # what one more token adds to a call, in units of a call with one token
+    obstacle: str = ""  # why it can be sampled plainly alone, with no draft to check or to roll back
 
 
 class KnowsItself(Protocol):
@@ -231,6 +238,13 @@ def facts(model: object) -> ModelFacts:
     return ModelFacts() if known is None else known.facts
 
 
+def check_drafts_fit(model: object, role: str = "target") -> None:
+    """Refuse a model that can be sampled plainly alone, where drafts are asked of it or for it."""
+    obstacle = facts(model).obstacle
+    if obstacle:
+        raise DraftproofError(f"{obstacle}: " + ("use --draft none" if role == "target" else "choose another draft"))
+
+
 def taps(model: object) -> tuple[int, ...]:
     """The hidden states of the target that a drafter reads; none for most drafters."""
     reader = offers(model, ReadsHiddenStates)
@@ -250,6 +264,8 @@ def sessions(target: Model, drafts: Sequence[Model], rows: int, capacity: int) -
         raise DraftproofError(f"these drafters read different layers of the target ({sorted(needed)}): use one of them")
     host: Any = target
     main = _checked(target, host.session(rows, capacity, *needed))
+    if drafts and offers(innermost(main), SamplesPlainly) is not None:
+        raise DraftproofError(f"{innermost(main).obstacle}: use --draft none")
     if main.speaks != "logits":
         raise DraftproofError(f"{target.name!r} speaks in laws, as drafters may: a target must give logits")
     return main, draft_sessions(main, drafts, rows, capacity)

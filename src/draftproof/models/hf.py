@@ -7,7 +7,6 @@ path alone.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,10 +19,12 @@ from transformers import PreTrainedModel
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.base import ModelFacts
+from draftproof.models import architecture
+from draftproof.models.base import ModelFacts, Session
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.masks import additive
 from draftproof.models.llama.placement import placed
+from draftproof.models.plain import PlainSession
 
 
 class HFModel:
@@ -31,6 +32,8 @@ class HFModel:
 
     def __init__(self, network: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.network = network.eval()
+        if isinstance(network, PreTrainedModel):  # others are rebuilt from one that was checked
+            architecture.check_decoder(network)
         self.tokenizer = tokenizer
         config = network.config.get_text_config()
         self.name = name or config._name_or_path or config.model_type
@@ -39,27 +42,39 @@ class HFModel:
         # positions are clamped to this one: a drafter whose text outgrows it drafts worse, but stays in its table
         self.last = (self.context or sys.maxsize) - 1
         self.end_tokens = _end_tokens(network, tokenizer)
-        self.windows = attention_windows(network)
+        self.obstacle = architecture.obstacle(network)  # why drafts do not fit; empty where they do
+        self.windows = architecture.attention_windows(network)
         self.layers = int(config.num_hidden_layers)
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its hidden states, by name: each is loaded once
         self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
-        self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
+        self.trims_logits = "logits_to_keep" in architecture.parameters(network)
 
     @property
     def facts(self) -> ModelFacts:
         """Size and speed facts, computed from the config because packed weights cannot be counted."""
         config, device = self.network.config.get_text_config(), str(self.network.device.type)
-        width, heads = config.hidden_size, config.num_attention_heads
+        width, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 1
         shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
         inner = getattr(config, "intermediate_size", None) or 4 * width
         weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
         fused = not isinstance(self.network, PreTrainedModel)  # rebuilt from our own layers
-        return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if fused else 0.1)
+        cost = 0.01 if device == "cuda" else 0.05 if fused else 0.1
+        return ModelFacts(int(weights), True, device, cost, self.obstacle)
 
-    def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
+    def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> Session:
         """`taps`: hidden states to keep for a drafter that reads them, as transformers numbers them."""
-        return HFSession(self, rows, capacity, taps)
+        obstacle, longest = self.obstacle, architecture.longest_draftable(self.network)
+        if longest is not None and capacity > longest:
+            obstacle = (
+                f"{self.name} scales its attention in texts of more than {longest} tokens, where drafts do not fit"
+            )
+        return PlainSession(self, rows, obstacle) if obstacle else HFSession(self, rows, capacity, taps)
+
+    @property
+    def has_fixed_masks(self) -> bool:
+        """Whether its masks are those that a captured call can make: all that is cached, or a sliding window of it."""
+        return not self.obstacle and "chunked_attention" not in self.windows
 
 
 class HFSession:
@@ -203,8 +218,13 @@ class HFSession:
             place[b, first : first + nodes.stop] = base[b] + depth[: nodes.stop]
         masks = {}
         for kind, window in self.model.windows.items():
-            near = True if window is None else positions[:, :, None] - place[:, None] < window
-            masks[kind] = visible & near
+            seen, seer = place[:, None], positions[:, :, None]
+            if window is None:
+                masks[kind] = visible
+            elif kind == "chunked_attention":
+                masks[kind] = visible & (seen // window == seer // window)
+            else:
+                masks[kind] = visible & (seer - seen < window)
         return ids, positions, slots, masks
 
 
@@ -226,23 +246,3 @@ def _end_tokens(network: Any, tokenizer: Any) -> tuple[int, ...]:
         return ()
     size = network.config.get_text_config().vocab_size
     return tuple(end for end in (ends if isinstance(ends, list | tuple) else [ends]) if end < size)
-
-
-def attention_windows(network: Any) -> dict[str, int | None]:
-    """Window of each kind of attention in the model (None: unlimited), or an error if it cannot be rolled back."""
-    config = network.config.get_text_config()
-    name = config.model_type
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if getattr(network, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}:
-        raise DraftproofError(
-            f"{name} models keep a recurrent state that cannot be rolled back, so rejected drafts could not be undone: "
-            "choose a model whose layers are all attention"
-        )
-    if network.config.is_encoder_decoder or getattr(config, "alibi", False) or name in ("bloom", "mpt"):
-        raise DraftproofError(f"{name} models are not supported: choose a decoder-only model with position ids")
-    window = getattr(config, "sliding_window", None)
-    if kinds == {"full_attention", "sliding_attention"}:
-        return {"full_attention": None, "sliding_attention": window}
-    if window is None or kinds == {"full_attention"}:
-        return {"full_attention": None}
-    return {"sliding_attention": window}

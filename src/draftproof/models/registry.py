@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError, first_line, nearest
-from draftproof.models.base import Model, facts
+from draftproof.models.base import Model, check_drafts_fit, facts
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
@@ -53,9 +53,7 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     if lean:
         network = rebuild(network)
     if dtype == "int8":
-        from draftproof.models.llama import int8
-
-        return HFModel(int8.quantise(network, tokenizer(int8.CALIBRATION)["input_ids"]), tokenizer, f"{name} (int8)")
+        return HFModel(_quantised(name, network, tokenizer), tokenizer, f"{name} (int8)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         network = network.to(place)
@@ -64,6 +62,21 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
             f"{name} cannot be put on {place!r} ({first_line(error)}): name another device"
         ) from error
     return HFModel(pack(network) if lean and place == "cpu" and dtype == "float32" else network, tokenizer, name)
+
+
+def _quantised(name: str, network: Any, tokenizer: Any) -> Any:
+    """The network in 8-bit integers, tried with one token: some networks read the weights that are replaced."""
+    import torch
+
+    from draftproof.models.llama import int8
+
+    try:
+        quantised = int8.quantise(network, tokenizer(int8.CALIBRATION)["input_ids"])
+        with torch.no_grad():
+            quantised(torch.tensor([[0]]))
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise DraftproofError(f"{name} cannot be quantised ({first_line(error)}): use --dtype float32") from error
+    return quantised
 
 
 def precision(dtype: str) -> Any:
@@ -78,7 +91,9 @@ def precision(dtype: str) -> Any:
 
 def read(name: str, precision: Any) -> tuple[Any, Any]:
     """Read network and tokenizer of that name with transformers, on the CPU."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from draftproof.models.checkpoint import check_config, check_weights
 
     quiet_transformers()
     folder, extra = _locate(name)
@@ -87,8 +102,15 @@ def read(name: str, precision: Any) -> tuple[Any, Any]:
     try:
         if (Path(folder) / bundled.TOKENIZER).is_file():
             return bundled.network(Path(folder), precision), bundled.tokenizer(Path(folder))
+        if not extra:  # a GGUF file holds nothing but decoders
+            check_config(name, AutoConfig.from_pretrained(folder))
         tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra), tokenizer
+        how = {"dtype": precision, "output_loading_info": True, **extra}
+        network, report = AutoModelForCausalLM.from_pretrained(folder, **how)
+        check_weights(name, report["missing_keys"])
+        return network, tokenizer
+    except DraftproofError:
+        raise
     except Exception as error:  # transformers, safetensors and the Hub client raise many kinds
         raise DraftproofError(_explain(name, error)) from error
 
@@ -105,6 +127,9 @@ def drafter(name: str | Path, target: Model) -> Model | None:
         return Fallback(parts) if len(parts) > 1 else next(iter(parts), None)
     if name == "none":
         return None
+    if name == "auto" and facts(target).obstacle:
+        return None
+    check_drafts_fit(target)
     if name == "auto":
         try:
             return drafter("head", target)

@@ -45,6 +45,7 @@ def fits(target: Model, drafts: Sequence[Model], rule: str, tree: Tree, sampling
     """Whether a captured step supports this configuration; the eager stepper serves all others."""
     return (
         isinstance(target, HFModel)
+        and all(model.has_fixed_masks for model in (target, *drafts) if isinstance(model, HFModel))
         and target.network.device.type == "cuda"
         and len(drafts) <= 1
         and all(isinstance(draft, HFModel) or _is_head(draft, target) for draft in drafts)

@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.base import Model, forget, prefill, rejoin
+from draftproof.models.base import Model, check_drafts_fit, forget, prefill, rejoin
 from draftproof.models.drafters.token_bytes import Reader, TokenBytes, common, outgrown, room, shorten
 
 FEWEST = 20  # at least one token in so many must be shared: with fewer a drafter is seldom right
@@ -25,6 +25,8 @@ FEWEST = 20  # at least one token in so many must be shared: with fewer a drafte
 
 def fit(target: Model, draft: Model) -> Model:
     """The drafter itself if it has the target's vocabulary, else a translation of it."""
+    check_drafts_fit(target)
+    check_drafts_fit(draft, "draft")
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocabulary != draft.vocabulary:
             raise DraftproofError(

@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
-from draftproof.models.base import Model, forget, rejoin
+from draftproof.models.base import Model, check_drafts_fit, forget, rejoin
 from draftproof.models.drafters.token_bytes import Reader, TokenBytes, common, outgrown, room, shorten
 
 AHEAD = 4  # the drafter writes at most two tokens per guess, and so many more
@@ -58,6 +58,7 @@ class TextDrafter:
     """Any model with a tokenizer as drafter for any target with one."""
 
     def __init__(self, target: Model, draft: Model) -> None:
+        check_drafts_fit(draft, "draft")
         if target.tokenizer is None or draft.tokenizer is None:
             raise DraftproofError(
                 f"text drafts need two tokenizers, but {target.name!r} or {draft.name!r} has none: use --draft ngram"

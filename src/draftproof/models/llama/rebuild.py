@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from draftproof.models.hf import attention_windows
+from draftproof.models.architecture import attention_windows
 from draftproof.models.llama.backends.linear import PackedLinear, can_pack
 from draftproof.models.llama.block import Block, Blocks, LayerShape, lay_out
 from draftproof.models.llama.call import LayerCall
