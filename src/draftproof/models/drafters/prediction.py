@@ -65,7 +65,7 @@ class Expected(NamedTuple):
         return size
 
 
-class Place(NamedTuple):
+class Alignment(NamedTuple):
     """Where a text is in its prediction."""
 
     next: int  # index of the token that should follow
@@ -80,11 +80,11 @@ class PredictionSession:
     def __init__(self, model: Prediction, rows: int) -> None:
         self.model = model
         self.predictions = [Expected()] * rows
-        self.places = [Place(0, None)] * rows
+        self.places = [Alignment(0, None)] * rows
         self.ends: list[tuple[int, ...]] = [()] * rows  # the last tokens of the text
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
-        self.predictions[row], self.places[row], self.ends[row] = Expected(), Place(0, None), ()
+        self.predictions[row], self.places[row], self.ends[row] = Expected(), Alignment(0, None), ()
 
     def predict(self, row: int, tokens: Sequence[int]) -> None:
         """What the text of this row is expected to be."""
@@ -120,16 +120,16 @@ class PredictionSession:
                 path = [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
                 self.places[b], self.ends[b] = self._follow(b, path)
 
-    def _follow(self, row: int, path: Sequence[int]) -> tuple[Place, tuple[int, ...]]:
+    def _follow(self, row: int, path: Sequence[int]) -> tuple[Alignment, tuple[int, ...]]:
         """The place after some more tokens, and the end of the text with them."""
         expected, place, end = self.predictions[row], self.places[row], self.ends[row]
         for token in path:
             end = (*end, token)[-LONGEST:]
             follows = place.next < len(expected.tokens) and expected.tokens[place.next] == token
             if follows and place.parted is None:
-                place = Place(place.next + 1, None)
+                place = Alignment(place.next + 1, None)
                 continue
             parted = place.next if place.parted is None else place.parted
             found = expected.find(end, parted)
-            place = Place(place.next + 1, parted) if found is None else Place(found, None)
+            place = Alignment(place.next + 1, parted) if found is None else Alignment(found, None)
         return place, end
