@@ -84,17 +84,31 @@ def suited(sampling: Sampling, target: Model) -> Sampling:
 
 def encode(target: Model, prompt: Prompt, chat: bool = True, continue_final_message: bool = True) -> tuple[int, ...]:
     """Token ids of a prompt, checked against vocabulary and context."""
-    ids = _ids(target, as_lists(prompt), chat, continue_final_message)
+    ids = _inside(target, _ids(target, as_lists(prompt), chat, continue_final_message))
     if not ids:
         raise DraftproofError("the prompt has no tokens: give at least one word")
-    strange = [token for token in ids if not 0 <= token < target.vocabulary]
-    if strange:
-        raise DraftproofError(f"token id {strange[0]} is outside the vocabulary (0 to {target.vocabulary - 1})")
     if target.context is not None and len(ids) >= target.context:
         raise DraftproofError(
             f"the prompt has {len(ids)} tokens but the context of {target.name!r} has {target.context}: shorten it"
         )
     return tuple(ids)
+
+
+def encode_prediction(target: Model, prediction: Any) -> tuple[int, ...]:
+    """Token ids of the text that a caller predicts, as it would stand in the middle of an answer."""
+    if not isinstance(prediction, str):
+        return tuple(_inside(target, _ids(target, as_lists(prediction), False, False)))
+    if target.tokenizer is None:
+        raise DraftproofError(f"{target.name!r} has no tokenizer: give the prediction as token ids")
+    return tuple(target.tokenizer.encode(prediction, add_special_tokens=False))
+
+
+def _inside(target: Model, ids: Sequence[int]) -> Sequence[int]:
+    """The ids, if they are all in the vocabulary."""
+    strange = [token for token in ids if not 0 <= token < target.vocabulary]
+    if strange:
+        raise DraftproofError(f"token id {strange[0]} is outside the vocabulary (0 to {target.vocabulary - 1})")
+    return ids
 
 
 def encode_each(target: Model, prompts: Sequence[Any], *how: bool) -> list[tuple[int, ...]]:

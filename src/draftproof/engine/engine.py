@@ -6,7 +6,7 @@ A text does not depend on its neighbours: with the same seed it is the same text
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftproof.draft import Tree
 from draftproof.engine.arguments import (
@@ -18,16 +18,21 @@ from draftproof.engine.arguments import (
     check_logprobs,
     check_text,
     encode,
+    encode_prediction,
     is_several,
 )
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Request, SampleKey
-from draftproof.engine.setup import Setup, may_temper, new_seed
+from draftproof.engine.scheduler import Scheduler
+from draftproof.engine.setup import Setup, Steppers, may_temper, new_seed
 from draftproof.errors import DraftproofError, whole
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+
+VARIANTS = 6  # of draft, rule and tree beside the engine's own; each has the memory of all rows
 
 
 class Engine:
@@ -66,7 +71,9 @@ class Engine:
         self.setup = Setup.of(target, draft, verify=verify, lossy=lossy, tree=tree, compile=compile)
         self.target = self.setup.target
         self.length = min(length, self.target.context or length)
-        self.scheduler = self.setup.scheduler(rows, self.length, kept=kept)
+        self._steppers = Steppers(rows, self.length, kept=kept)
+        self.scheduler = Scheduler(rows, self._steppers)
+        self._variants: dict[tuple[Any, ...], Setup] = {}  # for requests with settings of their own
 
     def add_request(self, prompt: Prompt, **settings: Unpack[TextSettings]) -> Request:
         """Add a request; its `.output` grows with every step and is complete once `.finish` says why it ended.
@@ -88,8 +95,19 @@ class Engine:
         logprobs: int | None = None,
         chat: bool = True,
         continue_final_message: bool = True,
+        draft: Named | None = None,
+        verify: str | None = None,
+        tree: Tree | str | None = None,
+        prediction: str | Sequence[int] | None = None,
+        speculate: bool = True,
     ) -> list[Request]:
-        """Add a request for each of n samples of one prompt; they start together and share what they have in common."""
+        """Add a request for each of n samples of one prompt; they start together and share what they have in common.
+
+        draft, verify, tree  in place of the engine's own, for this request
+        prediction           text or token ids that the answer is expected to be much like, such as the document that it
+                             edits; they are drafted before the drafter's tokens
+        speculate            false: plain sampling
+        """
         n, logprobs = whole("n", n), check_logprobs(logprobs)
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stops = check_text(stop, sampling, draft_sampling)
@@ -102,15 +120,57 @@ class Engine:
                 f"{len(ids)} tokens of prompt and {max_new_tokens} of text do not fit into {self.length}: "
                 "shorten one, or open the Engine with a larger length"
             )
-        samplings = self.setup.suited(sampling, draft_sampling)
-        tempers = draft_sampling is None and may_temper(self.setup.rule, samplings[0])
+        expected = encode_prediction(self.target, prediction) if speculate and prediction is not None else ()
+        setup = self._variant(draft, verify, tree, bool(expected)) if speculate else self._plain()
+        samplings = setup.suited(sampling, draft_sampling)
         chosen = new_seed(seed)
-        requests = [
-            self.setup.request(ids, samplings, max_new_tokens, key, stop=stops, tempers=tempers, logprobs=logprobs)
-            for key in (SampleKey(chosen, i) for i in range(n))
-        ]
+        settings: dict[str, Any] = {
+            "stop": stops,
+            "tempers": draft_sampling is None and may_temper(setup.rule, samplings[0]),
+            "logprobs": logprobs,
+            "prediction": expected,
+            "speculate": speculate,
+        }
+        keys = (SampleKey(chosen, i) for i in range(n))
+        requests = [setup.request(ids, samplings, max_new_tokens, key, **settings) for key in keys]
         self.scheduler.add(requests)
         return requests
+
+    def _plain(self) -> Setup:
+        """The set-up of requests that are not drafted: they go beside the others, unless those replay a graph."""
+        both = self.setup.suited(None)
+        return self._variant("none", None, None, False) if self.setup.uses_graph(both) else self.setup
+
+    def _variant(self, draft: Named | None, verify: str | None, tree: Tree | str | None, predicts: bool) -> Setup:
+        """The set-up of requests with settings of their own; idle ones are closed where there are too many."""
+        key = (draft, verify, tree, predicts)
+        if key == (None, None, None, False):
+            return self.setup
+        if key in self._variants:
+            self._variants[key] = self._variants.pop(key)  # the last one used
+            return self._variants[key]
+        if len(self._variants) >= VARIANTS and not self._close_one():
+            raise DraftproofError(
+                f"requests of {VARIANTS} kinds are running already: use the engine's own draft and rule"
+            )
+        self._variants[key] = self._open(draft, verify, tree, predicts)
+        return self._variants[key]
+
+    def _open(self, draft: Named | None, verify: str | None, tree: Tree | str | None, predicts: bool) -> Setup:
+        setup = self.setup
+        if (draft, verify, tree) != (None, None, None):
+            drafts = list(setup.drafts) if draft is None else draft
+            setup = Setup.of(self.target, drafts, verify=verify or setup.rule.name, tree=tree, compile=setup.compile)
+        return setup.predicts() if predicts else setup
+
+    def _close_one(self) -> bool:
+        """Close the variant that has been idle longest; false if all are busy."""
+        for key, setup in self._variants.items():
+            if self.scheduler.close(self._steppers.of(setup)):
+                self._steppers.close(setup)
+                del self._variants[key]
+                return True
+        return False
 
     @property
     def is_finished(self) -> bool:

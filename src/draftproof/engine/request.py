@@ -55,6 +55,7 @@ class Request:
     tokenizer: Any = None  # None: the text is token ids
     stop: tuple[str, ...] = ()
     stopping: Callable[[Sequence[int]], bool] | None = None  # another stopping criterion, checked after every token
+    setup: Any = None  # the Setup that made it: it knows the stepper
     prediction: tuple[int, ...] = ()  # what the caller expects the text to be much like
     tuner: Tuner | None = None  # decides how deep this text is drafted, from its own past alone
     cuts_drafts: bool = False  # nothing is drafted beyond max_new_tokens

@@ -100,6 +100,13 @@ class Scheduler:
             total.update(stepper.memory)
         return dict(total)
 
+    def close(self, steppers: Sequence[Stepper]) -> bool:
+        """Let idle steppers go; false if one of them is busy."""
+        idle = all(not stepper.is_busy and not self._flights.get(stepper) for stepper in steppers)
+        for stepper in steppers if idle else ():
+            self._flights.pop(stepper, None)
+        return idle
+
     def __contains__(self, request: Request) -> bool:
         return request in self._running or any(request in group for group in self._waiting)
 

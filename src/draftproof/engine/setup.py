@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,15 @@ from draftproof.engine.tuning import LONGEST, Auto, Fixed, Pace, Tuner, assumed,
 from draftproof.errors import DraftproofError
 from draftproof.models import drafter, load
 from draftproof.models.base import Model, check_model
+from draftproof.models.drafters.fallback import Fallback
+from draftproof.models.drafters.prediction import Prediction
 from draftproof.models.drafters.shared_tokens import fit
 from draftproof.noise import check_seed
 from draftproof.rule import Rule
 from draftproof.sampling import Sampling
 
 CHAIN = Tree.chain(5)  # where no tuner chooses the length
+PREDICTED = 0.9  # prior acceptance of a token that the caller predicts
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Setup:
         tempers: bool = False,
         detokenize: bool = True,
         logprobs: int | None = None,
+        prediction: tuple[int, ...] = (),
+        speculate: bool = True,
     ) -> Request:
         """Create a request.
 
@@ -94,25 +99,45 @@ class Setup:
         tempers       the temperature of its draft tokens may be tuned
         detokenize    false where only token ids are needed
         logprobs      report each token's logprob, and so many of the likeliest tokens there
+        prediction    what the text is expected to be, for a set-up that `predicts`
+        speculate     false: nothing is drafted for this text
         """
-        own = self.per_request and not self.uses_graph(
-            samplings, logprobs=logprobs
-        )  # a graph has one length for all rows
+        tuner: Tuner | None = None
+        if not speculate:
+            tuner = Fixed(Tree.chain(0))
+        elif self.per_request and not self.uses_graph(samplings, logprobs=logprobs):  # a graph has one length for all
+            expected = PREDICTED if prediction else hope(self.drafts)
+            tuner = Auto("chain", assumed(self.target, self.drafts), tempers, expected)
+        drafter = " + ".join(draft.name for draft in self.drafts) if speculate else ""
         return Request(
             prompt,
             *samplings,
             max_new_tokens,
             key,
-            Trace(self.rule.name, " + ".join(draft.name for draft in self.drafts) or "none", self.rule.notice),
+            Trace(self.rule.name, drafter or "none", self.rule.notice),
             context=self.target.context,
             tokenizer=self.target.tokenizer if detokenize else None,
             stop=stop,
             stopping=stopping,
-            tuner=Auto("chain", assumed(self.target, self.drafts), tempers, hope(self.drafts)) if own else None,
+            tuner=tuner,
             # saves work where the text does not depend on the draft's length, or is not repeatable in any case
             cuts_drafts=self.rule.name in couple.COUPLINGS or self.tuner.tunes,
             top_logprobs=logprobs,
+            prediction=prediction,
+            setup=self,
         )
+
+    def predicts(self) -> Setup:
+        """The same for requests with a prediction, which is drafted first; the drafter has the tokens it says nothing
+        about."""
+        if len(self.drafts) > 1:
+            raise DraftproofError("a prediction goes with one drafter: open the engine with one, or with none")
+        parts = [Prediction(self.target.vocabulary), *self.drafts]
+        drafts = (Fallback(parts) if len(parts) > 1 else parts[0],)
+        tuner, per_request = (self.tuner, self.per_request)
+        if not self.drafts:
+            tuner, per_request = choose_tuner(self.rule, drafts, None, True, False)
+        return replace(self, drafts=drafts, tuner=tuner, per_request=per_request)
 
     def scheduler(self, rows: int, length: int, *, reuse: bool = False, kept: int | None = None) -> Scheduler:
         """A scheduler for `rows` texts of up to `length` tokens.
@@ -122,20 +147,19 @@ class Setup:
         reuse         take the graphs that were captured for the target's last texts, if they are idle: for texts that
                       are added at once and generated to their end
         """
+        return Scheduler(rows, Steppers(rows, length, reuse, kept))
+
+    def stepper(self, request: Request, rows: int, length: int, reuse: bool, kept: int | None) -> Stepper:
+        """A stepper for requests like this one."""
         capacity = min(length, self.target.context or length) + self.tuner.size
-        steppers: dict[bool, Stepper] = {}
+        if self.serves_by_graph(request, rows):
+            return self._graph_stepper(rows, capacity, reuse)
+        return self._eager_stepper(rows, capacity, kept)
 
-        def stepper_for(request: Request) -> Stepper:
-            samplings = request.sampling, request.draft_sampling
-            by_graph = self.uses_graph(samplings, rows, logprobs=request.top_logprobs)
-            if by_graph not in steppers:
-                if by_graph:
-                    steppers[by_graph] = self._graph_stepper(rows, capacity, reuse)
-                else:
-                    steppers[by_graph] = self._eager_stepper(rows, capacity, kept)
-            return steppers[by_graph]
-
-        return Scheduler(rows, stepper_for)
+    def serves_by_graph(self, request: Request, rows: int) -> bool:
+        """Whether the graph stepper serves this request."""
+        samplings = request.sampling, request.draft_sampling
+        return self.uses_graph(samplings, rows, logprobs=request.top_logprobs)
 
     def uses_graph(self, samplings: tuple[Sampling, Sampling], rows: int = 1, *, logprobs: int | None = None) -> bool:
         """Whether the graph stepper can serve texts that are sampled like this (target, draft); it has no logprobs."""
@@ -161,6 +185,29 @@ class Setup:
         if not (self.tuner.tunes or self.per_request):
             return self.tuner.example
         return Tree.best(max(64 // rows - 1, 5), 5) if self.rule.name == "traversal" else CHAIN
+
+
+class Steppers:
+    """The steppers of a scheduler, each opened for the first request that needs it."""
+
+    def __init__(self, rows: int, length: int, reuse: bool = False, kept: int | None = None) -> None:
+        self.sizes = rows, length, reuse, kept
+        self._opened: dict[tuple[int, bool], tuple[Setup, Stepper]] = {}  # by set-up, and whether by graph
+
+    def __call__(self, request: Request) -> Stepper:
+        setup = request.setup
+        key = id(setup), setup.serves_by_graph(request, self.sizes[0])
+        if key not in self._opened:
+            self._opened[key] = setup, setup.stepper(request, *self.sizes)
+        return self._opened[key][1]
+
+    def of(self, setup: Setup) -> list[Stepper]:
+        """The steppers that were opened for a set-up."""
+        return [stepper for (one, _), (_, stepper) in self._opened.items() if one == id(setup)]
+
+    def close(self, setup: Setup) -> None:
+        """Free the steppers of a set-up."""
+        self._opened = {key: opened for key, opened in self._opened.items() if key[0] != id(setup)}
 
 
 def new_seed(seed: int | None) -> int:
