@@ -29,8 +29,10 @@ def check_decoder(network: Any) -> None:
 
 
 def parameters(network: Any) -> set[str]:
-    """The names that its forward takes."""
-    return set(inspect.signature(network.forward).parameters)
+    """The names that its forward takes; a wrapper that passes everything on takes what a decoder does."""
+    inner = network.get_base_model() if hasattr(network, "get_base_model") else network  # an adapter of peft
+    taken = set(inspect.signature(inner.forward).parameters)
+    return taken if "input_ids" in taken else taken | {"position_ids", "past_key_values"}
 
 
 def cache_name(network: Any) -> str | None:

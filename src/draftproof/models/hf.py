@@ -132,10 +132,11 @@ class HFSession:
         """Positions and slots [1, T] and masks of tokens `start` to `stop` of one row; token -1 is padding."""
         tokens = np.arange(start, stop)
         seen = np.arange(-1, stop)  # slot 0 holds no token of the text
-        apart = tokens[:, None] - seen
-        visible = (apart >= 0) & ((seen >= 0) | (tokens[:, None] < 0))
-        kinds = self.model.windows.items()
-        masks = {kind: (visible if window is None else visible & (apart < window))[None] for kind, window in kinds}
+        visible = (seen <= tokens[:, None]) & ((seen >= 0) | (tokens[:, None] < 0))
+        masks = {
+            kind: (visible & in_reach(kind, window, tokens[:, None], seen))[None]
+            for kind, window in self.model.windows.items()
+        }
         return np.maximum(tokens, 0)[None], tokens[None] + 1, masks
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
@@ -218,14 +219,15 @@ class HFSession:
             place[b, first : first + nodes.stop] = base[b] + depth[: nodes.stop]
         masks = {}
         for kind, window in self.model.windows.items():
-            seen, seer = place[:, None], positions[:, :, None]
-            if window is None:
-                masks[kind] = visible
-            elif kind == "chunked_attention":
-                masks[kind] = visible & (seen // window == seer // window)
-            else:
-                masks[kind] = visible & (seer - seen < window)
+            masks[kind] = visible & in_reach(kind, window, positions[:, :, None], place[:, None])
         return ids, positions, slots, masks
+
+
+def in_reach(kind: str, window: int | None, seer: np.ndarray, seen: np.ndarray) -> np.ndarray | bool:
+    """Whether a token at position `seer` may see one at `seen` before it, in layers of this kind of attention."""
+    if window is None:
+        return True
+    return seen // window == seer // window if kind == "chunked_attention" else seer - seen < window
 
 
 @lru_cache(maxsize=64)
