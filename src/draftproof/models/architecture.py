@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from draftproof.errors import DraftproofError
 
@@ -29,10 +30,11 @@ def check_decoder(network: Any) -> None:
 
 
 def parameters(network: Any) -> set[str]:
-    """The names that its forward takes; a wrapper that passes everything on takes what a decoder does."""
-    inner = network.get_base_model() if hasattr(network, "get_base_model") else network  # an adapter of peft
-    taken = set(inspect.signature(inner.forward).parameters)
-    return taken if "input_ids" in taken else taken | {"position_ids", "past_key_values"}
+    """The names that its forward takes; a wrapper of a network that passes others on takes what a decoder does."""
+    signature = inspect.signature(network.forward).parameters
+    passes = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.values())
+    wraps = passes and not isinstance(network, PreTrainedModel)  # of transformers' own, some ignore what they pass
+    return {*signature, "position_ids", "past_key_values"} if wraps else set(signature)
 
 
 def cache_name(network: Any) -> str | None:

@@ -223,11 +223,12 @@ class HFSession:
         return ids, positions, slots, masks
 
 
-def in_reach(kind: str, window: int | None, seer: np.ndarray, seen: np.ndarray) -> np.ndarray | bool:
+def in_reach(kind: str, window: int | None, seer: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Whether a token at position `seer` may see one at `seen` before it, in layers of this kind of attention."""
     if window is None:
-        return True
-    return seen // window == seer // window if kind == "chunked_attention" else seer - seen < window
+        return np.array(True)
+    near = seen // window == seer // window if kind == "chunked_attention" else seer - seen < window
+    return np.asarray(near)
 
 
 @lru_cache(maxsize=64)
