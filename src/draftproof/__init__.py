@@ -15,23 +15,29 @@ from draftproof.rule import Verifier
 from draftproof.sampling import Anneal, ByEntropy, Sampling
 
 if TYPE_CHECKING:
+    from draftproof.engine.async_engine import AsyncEngine, agenerate, astream
     from draftproof.engine.engine import Engine
     from draftproof.engine.generate import generate, stream
     from draftproof.engine.request import Output
+    from draftproof.engine.trace import TokenLogprob
     from draftproof.integrations.custom_generate import custom_generate
     from draftproof.models import load
 
 __version__ = version("draftproof")
 __all__ = [
     "Anneal",
+    "AsyncEngine",
     "ByEntropy",
     "Draft",
     "DraftproofError",
     "Engine",
     "Output",
     "Sampling",
+    "TokenLogprob",
     "Tree",
     "Verifier",
+    "agenerate",
+    "astream",
     "custom_generate",
     "generate",
     "load",
@@ -39,8 +45,12 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AsyncEngine": "draftproof.engine.async_engine",
     "Engine": "draftproof.engine.engine",
     "Output": "draftproof.engine.request",
+    "TokenLogprob": "draftproof.engine.trace",
+    "agenerate": "draftproof.engine.async_engine",
+    "astream": "draftproof.engine.async_engine",
     "custom_generate": "draftproof.integrations.custom_generate",
     "generate": "draftproof.engine.generate",
     "load": "draftproof.models",

@@ -34,6 +34,18 @@ class TextSettings(TypedDict, total=False):
     continue_final_message: bool
 
 
+class EngineSettings(TypedDict, total=False):
+    """The settings of an `Engine`, which documents them."""
+
+    draft: Drafts
+    verify: str
+    lossy: str | None
+    tree: Tree | str | None
+    rows: int
+    length: int
+    compile: bool
+
+
 class Settings(TextSettings, total=False):
     """The settings of `generate` and `stream`: those of a text, and those that an engine has for all its texts."""
 

@@ -124,13 +124,13 @@ class Scheduler:
                 raise
             self._running.update(dict.fromkeys(group, stepper))
 
-    def cancel(self, request: Request) -> None:
-        """Cancel a request; its text so far is kept. A finished request is left unchanged."""
+    def cancel(self, request: Request, error: Exception | None = None) -> None:
+        """Cancel a request, or let it fail with an error; its text so far is kept. A finished one is left unchanged."""
         if request.finish:
             return
         if request not in self:
             raise DraftproofError("this request belongs to another engine: cancel it where it was added")
-        self._tell(request, request.cancel())
+        self._tell(request, request.cancel() if error is None else request.fail(error))
         for group in self._waiting:
             if request in group:
                 group.remove(request)
@@ -155,6 +155,10 @@ class Scheduler:
                 errors += self._collect(stepper, flight.popleft())
         if errors:
             raise errors[0]
+        return self.take()
+
+    def take(self) -> list[tuple[Request, list[Piece]]]:
+        """The pieces that were not returned yet: after an error, those of the step that raised it."""
         pieces, self._unsent = self._unsent, []
         return pieces
 
