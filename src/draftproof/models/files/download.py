@@ -39,6 +39,6 @@ def smollm2(release: fetch.Release = SMOLLM2) -> Path:
     except OSError as error:
         raise DraftproofError(
             f"the default model cannot be stored in {folder.parent} ({error.strerror or error}): set DRAFTPROOF_CACHE "
-            "to a writable folder, or use --target tiny, which needs none"
+            "to another folder, or use --target tiny, which needs none"
         ) from error
     return folder

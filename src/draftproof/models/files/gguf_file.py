@@ -86,12 +86,15 @@ def save(network: Any, tokenizer: Any, gguf: Path, folder: Path) -> None:
     scratch = folder.with_name(f"{folder.name}{PART}")
     shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     scratch.mkdir()
-    network.config.save_pretrained(scratch)
-    network.generation_config.save_pretrained(scratch)
-    tokenizer.save_pretrained(scratch)
-    packed.save(packed.state(network), gguf, scratch)
-    shutil.copymode(scratch / "config.json", scratch / packed.FILE)  # others may read it where they may read the rest
-    scratch.replace(folder)
+    try:
+        network.config.save_pretrained(scratch)
+        network.generation_config.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        packed.save(packed.state(network), gguf, scratch)
+        shutil.copymode(scratch / "config.json", scratch / packed.FILE)  # who may read one may read both
+        scratch.replace(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _place(gguf: Path) -> Path:
@@ -123,7 +126,7 @@ def _keep(gguf: Path, folder: Path) -> tuple[Any, Any] | None:
     reason = problem.strerror or first_line(problem)
     print(
         f"note: the converted {gguf.name} cannot be kept in {cache_folder()} ({reason}), so the next run converts it "
-        "again: set DRAFTPROOF_CACHE to a writable folder",
+        "again: set DRAFTPROOF_CACHE to another folder",
         file=sys.stderr,
         flush=True,
     )
