@@ -95,6 +95,10 @@ def publish(path: Path, index: Path, damage: int = 0) -> str:
     wheel = index / "files" / about.wheel
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(path, about.member)
+        archive.writestr(
+            "small_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: small-model\nVersion: 1.0\n"
+        )
+        archive.writestr("small_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     wheel.write_bytes(wheel.read_bytes()[: wheel.stat().st_size - damage])
     project = index / "simple" / "small-model"
@@ -102,3 +106,15 @@ def publish(path: Path, index: Path, damage: int = 0) -> str:
     link = f'<a href="../../files/{about.wheel}#sha256={digest}">{about.wheel}</a>'
     (project / "index.html").write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
     return (index / "simple").as_uri()
+
+
+def tensors(path: Path, kind: str, raw: dict[str, np.ndarray]) -> Path:
+    """A GGUF file of these tensors alone, all of one kind."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, data in raw.items():
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

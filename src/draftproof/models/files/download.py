@@ -23,9 +23,9 @@ SMOLLM2 = fetch.Release(
 )
 
 
-def smollm2(release: fetch.Release = SMOLLM2) -> Path:
+def smollm2() -> Path:
     """The folder of the default model; the first call makes it, and of several processes one."""
-    folder = cache_folder() / "smollm2-135m-instruct"
+    release, folder = SMOLLM2, cache_folder() / "smollm2-135m-instruct"
     if folder.is_dir():  # it is moved there whole
         return folder
     try:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.request import Request, url2pathname, urlopen
 
@@ -103,16 +103,17 @@ def name(page: str) -> str:
 
 def reason(error: Exception) -> str:
     """Why a page could not be opened, in a few words."""
-    cause = getattr(error, "reason", error)
-    return str(getattr(cause, "strerror", None) or cause or type(error).__name__)
+    cause = error.reason if isinstance(error, URLError) else error
+    return (isinstance(cause, OSError) and cause.strerror) or str(cause) or type(error).__name__
 
 
 def _links(page: str, certificates: str | None) -> Iterable[Link]:
-    folder = _folder(page)
-    if folder is not None and folder.is_dir():
-        if not (folder / "index.html").is_file():
-            return [Link(file.absolute().as_uri()) for file in folder.iterdir()]
-        page = (folder / "index.html").absolute().as_uri()
+    path = _path(page)
+    if path is not None:
+        listing = path / "index.html"
+        if path.is_dir() and not listing.is_file():
+            return [Link(file.absolute().as_uri()) for file in path.iterdir()]
+        page = (listing if path.is_dir() else path).absolute().as_uri()
     with opened(page, certificates, ACCEPT) as answer:
         base, kind, body = answer.url, answer.headers.get_content_type(), answer.read()
     if urlsplit(base).hostname == urlsplit(page).hostname:
@@ -124,7 +125,8 @@ def _links(page: str, certificates: str | None) -> Iterable[Link]:
     return [_link(urljoin(base, target)) for target in parser.targets]
 
 
-def _folder(page: str) -> Path | None:
+def _path(page: str) -> Path | None:
+    """The file or folder of a page that is on this machine."""
     parts = urlsplit(page)
     if parts.scheme == "file":
         return Path(url2pathname(parts.path))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FILE = "packed.safetensors"
 
 
-class Blocks(NamedTuple):
+class QuantisedRows(NamedTuple):
     """Quantised rows of a GGUF file."""
 
     kind: str  # GGML's name of their format
@@ -73,7 +73,7 @@ def _shortest(weight: torch.Tensor) -> torch.Tensor:
     return weight.contiguous()
 
 
-def _quantised_rows(gguf: Path) -> dict[int, Blocks]:
+def _quantised_rows(gguf: Path) -> dict[int, QuantisedRows]:
     """The rows of all quantised tensors of a file, by the hash of their float32 values."""
     from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
@@ -84,11 +84,11 @@ def _quantised_rows(gguf: Path) -> dict[int, Blocks]:
             values = dequantize(tensor.data, tensor.tensor_type)
             data = tensor.data.reshape(-1, tensor.data.shape[-1])
             kind = tensor.tensor_type.name
-            found.update({key: Blocks(kind, row) for key, row in zip(_keys(values), data, strict=True)})
+            found.update({key: QuantisedRows(kind, row) for key, row in zip(_keys(values), data, strict=True)})
     return found
 
 
-def _as_blocks(values: np.ndarray, rows: Mapping[int, Blocks]) -> Blocks | None:
+def _as_blocks(values: np.ndarray, rows: Mapping[int, QuantisedRows]) -> QuantisedRows | None:
     """The weight as blocks of the file if all its rows are rows there, in any order; None otherwise.
 
     transformers orders the rows of some matrices differently from the file, so rows are found by their values.
@@ -101,7 +101,7 @@ def _as_blocks(values: np.ndarray, rows: Mapping[int, Blocks]) -> Blocks | None:
     if kind is None or kinds:
         return None
     data = np.stack([row.data for row in found if row]).reshape(*values.shape[:-1], -1)
-    return Blocks(kind, data) if _same(dequantize(data, GGMLQuantizationType[kind]), values) else None
+    return QuantisedRows(kind, data) if _same(dequantize(data, GGMLQuantizationType[kind]), values) else None
 
 
 def _keys(values: np.ndarray) -> list[int]:
