@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 FILE = "packed.safetensors"
 
-
-class QuantisedRows(NamedTuple):
-    """Quantised rows of a GGUF file."""
-
-    kind: str  # GGML's name of their format
-    data: np.ndarray  # [..., bytes of a row]
+Rows = dict[str, dict[int, np.ndarray]]  # quantised rows, by GGML's name of their format and the hash of their values
 
 
 def save(weights: Mapping[str, torch.Tensor], gguf: Path, folder: Path) -> None:
@@ -34,10 +29,11 @@ def save(weights: Mapping[str, torch.Tensor], gguf: Path, folder: Path) -> None:
     rows = _quantised_rows(gguf)
     stored, kinds = {}, {}
     for name, weight in weights.items():
-        blocks = _as_blocks(weight.numpy(), rows)
-        stored[name] = _shortest(weight) if blocks is None else torch.from_numpy(blocks.data)
-        if blocks is not None:
-            kinds[name] = blocks.kind
+        kind, blocks = _as_blocks(weight.numpy(), rows)
+        if blocks is None:
+            stored[name] = _shortest(weight)
+        else:
+            stored[name], kinds[name] = torch.from_numpy(blocks), kind
     try:
         save_file(stored, folder / FILE, metadata=kinds)
     except SafetensorError as error:  # what a full disk raises
@@ -73,35 +69,34 @@ def _shortest(weight: torch.Tensor) -> torch.Tensor:
     return weight.contiguous()
 
 
-def _quantised_rows(gguf: Path) -> dict[int, QuantisedRows]:
-    """The rows of all quantised tensors of a file, by the hash of their float32 values."""
+def _quantised_rows(gguf: Path) -> Rows:
+    """The rows of all quantised tensors of a file."""
     from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
     plain = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
-    found = {}
+    found: Rows = {}
     for tensor in GGUFReader(gguf).tensors:
         if tensor.tensor_type not in plain:
-            values = dequantize(tensor.data, tensor.tensor_type)
-            data = tensor.data.reshape(-1, tensor.data.shape[-1])
-            kind = tensor.tensor_type.name
-            found.update({key: QuantisedRows(kind, row) for key, row in zip(_keys(values), data, strict=True)})
+            keys = _keys(dequantize(tensor.data, tensor.tensor_type))
+            data = tensor.data.reshape(len(keys), -1)
+            found.setdefault(tensor.tensor_type.name, {}).update(zip(keys, data, strict=True))
     return found
 
 
-def _as_blocks(values: np.ndarray, rows: Mapping[int, QuantisedRows]) -> QuantisedRows | None:
-    """The weight as blocks of the file if all its rows are rows there, in any order; None otherwise.
+def _as_blocks(values: np.ndarray, rows: Rows) -> tuple[str, np.ndarray | None]:
+    """The weight as blocks [..., bytes of a row] if all its rows are rows of the file, in any order; else None.
 
     transformers orders the rows of some matrices differently from the file, so rows are found by their values.
     """
     from gguf import GGMLQuantizationType, dequantize
 
-    found = [rows.get(key) for key in _keys(values)] if values.ndim > 1 else [None]
-    kinds = {row.kind if row else None for row in found}
-    kind = kinds.pop()
-    if kind is None or kinds:
-        return None
-    data = np.stack([row.data for row in found if row]).reshape(*values.shape[:-1], -1)
-    return QuantisedRows(kind, data) if _same(dequantize(data, GGMLQuantizationType[kind]), values) else None
+    keys = _keys(values)
+    for kind, known in rows.items():
+        if values.ndim > 1 and all(key in known for key in keys):
+            data = np.stack([known[key] for key in keys]).reshape(*values.shape[:-1], -1)
+            if _same(dequantize(data, GGMLQuantizationType[kind]), values):
+                return kind, data
+    return "", None
 
 
 def _keys(values: np.ndarray) -> list[int]:
