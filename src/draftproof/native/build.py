@@ -42,11 +42,8 @@ def compiled() -> Any:
     text = b"".join(one.read_bytes() for one in sources) + f"{compiler} {FLAGS} {flags}".encode()
     name = hashlib.sha256(text).hexdigest()
     try:
-        library_file = cache_folder().absolute() / f"native-{name[:16]}.so"
-        if not _is_whole(library_file):
-            _compile(compiler, sources[0], library_file)
-        library = ctypes.CDLL(str(library_file))  # releases the interpreter during a call, which takes milliseconds
-    except (OSError, DraftproofError, subprocess.SubprocessError):
+        library = _opened(compiler, sources[0], f"native-{name[:16]}.so")
+    except (OSError, subprocess.SubprocessError):
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_long
     library.linear.argtypes = [pointer, pointer, count, pointer, pointer]
@@ -63,6 +60,22 @@ def compiled() -> Any:
     for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend"):
         getattr(library, name).restype = None
     return library
+
+
+def _opened(compiler: str, source: Path, name: str) -> ctypes.CDLL:
+    """The library in the cache folder, compiled if need be; where that cannot be written, in a temporary folder.
+
+    A call of its functions releases the interpreter, and takes milliseconds.
+    """
+    try:
+        library_file = cache_folder().absolute() / name
+        if not _is_whole(library_file):
+            _compile(compiler, source, library_file)
+        return ctypes.CDLL(str(library_file))
+    except (OSError, DraftproofError):
+        with tempfile.TemporaryDirectory() as scratch:  # an open library outlives its file
+            _compile(compiler, source, Path(scratch) / name)
+            return ctypes.CDLL(str(Path(scratch) / name))
 
 
 def _is_whole(library_file: Path) -> bool:
