@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
@@ -23,7 +22,8 @@ from draftproof.law import Array
 from draftproof.models.base import ModelFacts
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.masks import additive
-from draftproof.models.llama.placement import placed
+from draftproof.models.llama.network import FusedLlama
+from draftproof.models.llama.placement import Placement, placed
 
 
 class HFModel:
@@ -54,7 +54,7 @@ class HFModel:
         shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
         inner = getattr(config, "intermediate_size", None) or 4 * width
         weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
-        fused = not isinstance(self.network, PreTrainedModel)  # rebuilt from our own layers
+        fused = isinstance(self.network, FusedLlama)
         return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if fused else 0.1)
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
@@ -118,7 +118,7 @@ class HFSession:
             input_ids=torch.as_tensor(ids, device=device),
             position_ids=torch.as_tensor(np.minimum(positions, self.model.last), device=device),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=self.cache.at(placement),
+            past_key_values=cache_view(network, self.cache, placement),
             use_cache=True,
             **extra,
         )
@@ -180,6 +180,15 @@ class HFSession:
             near = True if window is None else positions[:, :, None] - place[:, None] < window
             masks[kind] = visible & near
         return ids, positions, slots, masks
+
+
+def cache_view(network: Any, cache: SlotCache, placement: Placement) -> Any:
+    """The cache as one call of a network is given it."""
+    if isinstance(network, FusedLlama):
+        return cache.at(placement)
+    from draftproof.models.transformers_cache import TransformersCache  # importing transformers takes two seconds
+
+    return TransformersCache(cache, placement)
 
 
 @lru_cache(maxsize=64)

@@ -46,12 +46,10 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     import torch
 
     from draftproof.models.hf import HFModel
-    from draftproof.models.llama.rebuild import pack, rebuild
+    from draftproof.models.llama.rebuild import pack
 
     name, dtype = str(name), str(dtype).removeprefix("torch.")
-    network, tokenizer = read(name, precision(dtype))
-    if lean:
-        network = rebuild(network)
+    network, tokenizer = (read_lean if lean else read)(name, precision(dtype))
     if dtype == "int8":
         from draftproof.models.llama import int8
 
@@ -78,19 +76,58 @@ def precision(dtype: str) -> Any:
 
 def read(name: str, precision: Any) -> tuple[Any, Any]:
     """Read network and tokenizer of that name with transformers, on the CPU."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    quiet_transformers()
     folder, extra = _locate(name)
-    if not Path(folder).exists():
-        _announce(folder)
     try:
-        if (Path(folder) / bundled.TOKENIZER).is_file():
-            return bundled.network(Path(folder), precision), bundled.tokenizer(Path(folder))
-        tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra), tokenizer
+        tokenizer = _tokenizer(folder, extra)
+        return _network(folder, extra, precision), tokenizer
     except Exception as error:  # transformers, safetensors and the Hub client raise many kinds
         raise DraftproofError(_explain(name, error)) from error
+
+
+def read_lean(name: str, precision: Any) -> tuple[Any, Any]:
+    """The same network made of fused layers where it can be, and the same tokenizer.
+
+    Importing transformers and building its network takes seconds, so it reads only what we cannot read ourselves.
+    """
+    from draftproof.models.llama.checkpoint import open_folder
+    from draftproof.models.llama.rebuild import rebuild
+    from draftproof.models.tokenizer import open_tokenizer
+
+    folder, extra = _locate(name)
+    place = Path(folder)
+    try:
+        tokenizer = None if extra else open_tokenizer(place, lambda: _tokenizer(folder, extra))
+        tokenizer = tokenizer or _tokenizer(folder, extra)
+        if (place / bundled.TOKENIZER).is_file():
+            network = bundled.fused(place, precision)
+        else:
+            found = None if extra else open_folder(place)
+            network = None if found is None else found.network(precision)
+        return network or rebuild(_network(folder, extra, precision)), tokenizer
+    except Exception as error:  # as above
+        raise DraftproofError(_explain(name, error)) from error
+
+
+def _network(folder: str, extra: dict[str, str], precision: Any) -> Any:
+    """transformers' network of a folder or Hub id."""
+    from transformers import AutoModelForCausalLM
+
+    quiet_transformers()
+    if (Path(folder) / bundled.TOKENIZER).is_file():
+        return bundled.network(Path(folder), precision)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, **extra)
+
+
+def _tokenizer(folder: str, extra: dict[str, str]) -> Any:
+    """transformers' tokenizer of a folder or Hub id."""
+    from transformers import AutoTokenizer
+
+    quiet_transformers()
+    if not Path(folder).exists():
+        _announce(folder)
+    if (Path(folder) / bundled.TOKENIZER).is_file():
+        return bundled.tokenizer(Path(folder))
+    return AutoTokenizer.from_pretrained(folder, **extra)
 
 
 def drafter(name: str | Path, target: Model) -> Model | None:
