@@ -89,7 +89,6 @@ def read_lean(name: str, precision: Any) -> tuple[Any, Any]:
 
     Importing transformers and building its network takes seconds, so it reads only what we cannot read ourselves.
     """
-    from draftproof.models.llama.checkpoint import open_folder
     from draftproof.models.llama.rebuild import rebuild
     from draftproof.models.tokenizer import open_tokenizer
 
@@ -97,15 +96,22 @@ def read_lean(name: str, precision: Any) -> tuple[Any, Any]:
     place = Path(folder)
     try:
         tokenizer = None if extra else open_tokenizer(place, lambda: _tokenizer(folder, extra))
-        tokenizer = tokenizer or _tokenizer(folder, extra)
-        if (place / bundled.TOKENIZER).is_file():
-            network = bundled.fused(place, precision)
-        else:
-            found = None if extra else open_folder(place)
-            network = None if found is None else found.network(precision)
-        return network or rebuild(_network(folder, extra, precision)), tokenizer
+        if tokenizer is None:
+            tokenizer = _tokenizer(folder, extra)
+        network = None if extra else _fused(place, precision)
+        return rebuild(_network(folder, extra, precision)) if network is None else network, tokenizer
     except Exception as error:  # as above
         raise DraftproofError(_explain(name, error)) from error
+
+
+def _fused(folder: Path, precision: Any) -> Any:
+    """The network of a folder read straight into fused layers, or None where transformers must read it."""
+    from draftproof.models.llama import checkpoint
+
+    if (folder / bundled.TOKENIZER).is_file():
+        return bundled.fused(folder, precision)
+    found = checkpoint.open_folder(folder)
+    return None if found is None else found.network(precision)
 
 
 def _network(folder: str, extra: dict[str, str], precision: Any) -> Any:

@@ -44,9 +44,7 @@ class Encoded(dict[str, Any]):
 class FolderTokenizer:
     """A tokenizer.json with the names of its special tokens and a chat template."""
 
-    def __init__(
-        self, backend: Any, names: Mapping[str, str], template: str | None, whole: Callable[[], Any]
-    ) -> None:
+    def __init__(self, backend: Any, names: Mapping[str, str], template: str | None, whole: Callable[[], Any]) -> None:
         """`whole` loads transformers' own tokenizer of the same files."""
         self.backend_tokenizer, self.chat_template = backend, template
         self.special_tokens_map = dict(names)
@@ -138,7 +136,9 @@ class FolderTokenizer:
 
 def open_tokenizer(folder: Path, whole: Callable[[], Any]) -> FolderTokenizer | None:
     """The tokenizer of a folder, or None where transformers would make anything else of its files."""
-    settings = {name: value for name, value in read_json(folder / "tokenizer_config.json").items() if value not in EMPTY}
+    settings = {
+        name: value for name, value in read_json(folder / "tokenizer_config.json").items() if value not in EMPTY
+    }
     listed = settings.get("added_tokens_decoder", {})
     unknown = settings.keys() - {*NAMES, *HARMLESS}
     kept = (folder / PACKED).is_file() or settings.get("tokenizer_class") in CLASSES

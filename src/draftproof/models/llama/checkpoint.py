@@ -68,8 +68,7 @@ def open_folder(folder: Path) -> Checkpoint | None:
 
 def assemble(config: FolderConfig, generation_config: Any, weight: Callable[[str], torch.Tensor]) -> FusedLlama:
     """The network whose weights `weight` returns by their names in transformers' networks."""
-    embed = nn.Embedding(config.vocab_size, config.hidden_size, device="meta")
-    embed.weight = nn.Parameter(weight(EMBED))
+    embed = nn.Embedding.from_pretrained(weight(EMBED), freeze=False)  # its own initialisation would import a compiler
     head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta")
     head.weight = embed.weight if config.tie_word_embeddings else nn.Parameter(weight(HEAD))
     norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps, device="meta")

@@ -117,7 +117,10 @@ def _linear(size: int, rope: dict[str, Any]) -> torch.Tensor:
 
 def _llama3(size: int, rope: dict[str, Any]) -> torch.Tensor:
     """Long waves are stretched by `factor`, short ones stay, those between are mixed."""
-    plain, factor, low, high, context = frequencies(size, rope["rope_theta"]), *(rope[name] for name in SCALING["llama3"])
+    plain, factor, low, high, context = (
+        frequencies(size, rope["rope_theta"]),
+        *(rope[name] for name in SCALING["llama3"]),
+    )
     wavelength = 2 * math.pi / plain
     scaled = torch.where(wavelength > context / low, plain / factor, plain)
     smooth = (context / wavelength - low) / (high - low)
