@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
@@ -121,6 +122,7 @@ def prepare(
     compile: bool = False,
 ) -> tuple[Scheduler, list[Request]]:
     """A scheduler with n requests for one prompt, everything checked. The settings are those of `generate`."""
+    began = time.perf_counter()
     max_new_tokens = whole("max_new_tokens", max_new_tokens)
     stops = check_text(stop, sampling, draft_sampling)
     controls = sampling or Sampling()
@@ -144,4 +146,6 @@ def prepare(
     scheduler = setup.scheduler(n, len(ids) + max_new_tokens, reuse=True)
     scheduler.add(requests)
     scheduler.admit()
+    for request in requests:
+        request.trace.start_seconds = time.perf_counter() - began
     return scheduler, requests

@@ -38,6 +38,7 @@ class Trace:
     shapes: Counter[str] = field(default_factory=Counter)  # that tree="auto" chose -> steps
     steps: list[Step] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # reasons why drafting was stopped
+    start_seconds: float = 0.0  # before the first step: loading, laying weights out, compiling
 
     @property
     def tree(self) -> str:
@@ -116,6 +117,8 @@ class Trace:
             often = ", ".join(f"{shape} x {count}" for shape, count in self.shapes.most_common(4))
             more = f", {len(self.shapes) - 4} more" if len(self.shapes) > 4 else ""
             lines.append(f"shapes chosen step by step: {often}{more}")
+        if self.start_seconds:
+            lines.append(f"start {self.start_seconds:.1f} s, before the first target call")
         if whole:
             lines.append("time " + ", ".join(f"{phase} {s / whole:.0%}" for phase, s in spent.items()))
         if self.notice:
@@ -141,6 +144,7 @@ class Trace:
             "accepted": self.accepted,
             "acceptance_by_position": self.acceptance,
             "accepted_lengths": self.histogram,
+            "start_seconds": self.start_seconds,
             "seconds": self.seconds,
             "draft_failures": dict(self.failures),
             "steps": [{**step._asdict(), "expected": step.expected} for step in self.steps],

@@ -105,7 +105,7 @@ class _Dictionaries:
 class _PublicNamespace(Namespace):
     """`namespace` that keeps no names which begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 (`self` may be among the names)
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, *given = args
         names = dict(*given, **kwargs)
         for name in names:

@@ -19,7 +19,8 @@ from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import shape_name
 from draftproof.engine.tuning import StepReport, Tuner
 from draftproof.errors import first_line
-from draftproof.models.base import Model, cache_bytes, draft_sessions, sessions, slot_bytes
+from draftproof.models.base import Model, cache_bytes, draft_sessions, facts, sessions, slot_bytes
+from draftproof.native import step as native
 
 
 class EagerPending(NamedTuple):
@@ -52,6 +53,8 @@ class EagerStepper:
         self.size, self.capacity = rows, capacity
         self.drafts = drafts
         self.target, self.drafters = sessions(target, drafts, rows, capacity)
+        if facts(target).trained and facts(target).device == "cpu":
+            native.prepare()
         self.rows: list[list[Request]] = []
         self._fresh = False  # whether a prompt has still to be prefilled
         self._largest = {"laws": 0, "noise": 0}  # bytes

@@ -19,8 +19,8 @@ from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.backends.tables import compact, open_buffers, open_tables
 from draftproof.models.llama.call import written_out
 from draftproof.models.llama.masks import Causal, Packed, Rule
-from draftproof.models.llama.placement import PackedSlots, Placement, Slots
 from draftproof.models.llama.network import FusedLlama
+from draftproof.models.llama.placement import PackedSlots, Placement, Slots
 from draftproof.models.static.tree_calls import NodeCall
 
 
