@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class FolderTokenizer:
         self.backend_tokenizer, self.chat_template = backend, template
         self.special_tokens_map = dict(names)
         self.bos_token, self.eos_token = names.get("bos_token"), names.get("eos_token")
-        self._whole = whole
+        self._whole = cache(whole)
 
     def __call__(self, text: Any, add_special_tokens: bool = True, **options: Any) -> Any:
         several = isinstance(text, list | tuple)
@@ -121,7 +121,7 @@ class FolderTokenizer:
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)  # type: ignore[no-any-return]
 
-    @cached_property
+    @property
     def _complete(self) -> Any:
         """transformers' own tokenizer of the same files."""
         complete = self._whole()

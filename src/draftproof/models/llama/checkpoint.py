@@ -39,10 +39,11 @@ class Checkpoint(NamedTuple):
 
     def network(self, precision: torch.dtype) -> FusedLlama:
         """The network in that precision, on the CPU."""
-        opened = {path: safe_open(path, framework="pt") for path in set(self.files.values())}
+        opened: dict[Path, Any] = {path: safe_open(path, framework="pt") for path in set(self.files.values())}
 
         def weight(name: str) -> torch.Tensor:
-            return opened[self.files[name]].get_tensor(name).to(precision)  # type: ignore[no-any-return]
+            stored: torch.Tensor = opened[self.files[name]].get_tensor(name)
+            return stored.to(precision)
 
         return assemble(self.config, self.generation_config, weight)
 
@@ -68,7 +69,8 @@ def open_folder(folder: Path) -> Checkpoint | None:
 
 def assemble(config: FolderConfig, generation_config: Any, weight: Callable[[str], torch.Tensor]) -> FusedLlama:
     """The network whose weights `weight` returns by their names in transformers' networks."""
-    embed = nn.Embedding.from_pretrained(weight(EMBED), freeze=False)  # its own initialisation would import a compiler
+    table: Any = nn.Embedding  # from weights: to initialise some on "meta" would import torch's compiler
+    embed = table.from_pretrained(weight(EMBED), freeze=False)
     head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta")
     head.weight = embed.weight if config.tie_word_embeddings else nn.Parameter(weight(HEAD))
     norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps, device="meta")

@@ -112,7 +112,8 @@ def _rope(raw: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _linear(size: int, rope: dict[str, Any]) -> torch.Tensor:
-    return frequencies(size, rope["rope_theta"]) / rope["factor"]
+    scaled: torch.Tensor = frequencies(size, rope["rope_theta"]) / rope["factor"]
+    return scaled
 
 
 def _llama3(size: int, rope: dict[str, Any]) -> torch.Tensor:

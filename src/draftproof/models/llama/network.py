@@ -73,21 +73,21 @@ class FusedLlama(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.embed.weight.device  # type: ignore[no-any-return]
+        return self.embed.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed.weight.dtype  # type: ignore[no-any-return]
+        return self.embed.weight.dtype
 
     @property
     def base_model(self) -> FusedLlama:
         return self
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.embed  # type: ignore[no-any-return]
+        return self.embed
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.head  # type: ignore[no-any-return]
+        return self.head
 
     def _causal(self, positions: torch.Tensor) -> dict[str, Mask]:
         """Masks of a text that is read in one call, by kind of layer."""
