@@ -15,6 +15,7 @@ import draftproof as dp
 from draftproof import verify
 from draftproof.engine.eager import rows as naming
 from draftproof.models.table import TableModel, TableSession
+from draftproof.native import build
 from draftproof.theory.enumerate import target_law
 from tests.support import gof, tiny
 from tests.support.schedulers import PROMPT, SAMPLES, ask, eager, samples, table
@@ -646,6 +647,20 @@ def test_a_coupling_follows_the_law_and_its_samples_are_independent():
         firsts[a[0], b[0]] += count
     first = target.rows(PROMPT)
     gof.check(firsts, {(a, b): first[a] * first[b] for a in range(3) for b in range(3)})
+
+
+def test_the_start_is_no_part_of_the_steps(monkeypatch):
+    asked = []
+    monkeypatch.setattr(build, "compiled", lambda: asked.append("compiled"))
+    writing = dp.stream(tiny.model(), "abc", draft=None, max_new_tokens=2, seed=1)
+    assert asked  # whatever is to be compiled is compiled before the first step
+    for _ in writing:
+        pass
+    trace = writing.output.trace
+    assert trace.start_seconds > 0
+    assert trace.as_dict()["start_seconds"] == trace.start_seconds
+    assert "start" not in trace.seconds
+    assert f"start {trace.start_seconds:.1f} s, before the first target call" in trace.summary().splitlines()
 
 
 # Rules that give up exactness

@@ -173,7 +173,7 @@ def test_without_a_seed_each_prompt_has_its_own(target):
 
 
 def test_streams_and_requests_have_one_prompt(target):
-    with pytest.raises(dp.DraftproofError, match=r"stream writes one text: use generate .* Engine"):
+    with pytest.raises(dp.DraftproofError, match=r"these are 2 prompts: use generate .* Engine"):
         dp.stream(target, ["one", "two"])
     with pytest.raises(dp.DraftproofError, match="call add_request once for each"):
         dp.Engine(target, length=60).add_request(["one", "two"])

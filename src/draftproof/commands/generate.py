@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from draftproof.engine.generate import Stream
     from draftproof.engine.request import Output
 
+STARTED = time.perf_counter()  # when the command line is imported: commands import what they need later
 COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 
 
@@ -98,7 +100,9 @@ def generate(
     model = load(target, dtype=dtype)
     drafts = [found for name in names if (found := drafter(name, model)) is not None]
     writing = stream(model, words, draft=drafts, **settings)
+    start = time.perf_counter() - STARTED
     output = _finish(writing) if as_json else _show(writing)
+    output.trace.start_seconds = start  # imports and loading among it
     speeds = None
     if compare:
         rule = {"verify": verify, "lossy": lossy, "tree": tree, "sampling": sampling}

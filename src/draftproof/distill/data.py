@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftproof.errors import DraftproofError
-from draftproof.models.hf import HFModel
+from draftproof.models.hf import HFModel, cache_view
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.placement import Range
 from draftproof.models.llama.rebuild import rebuild
@@ -167,7 +167,7 @@ def write(
         place = torch.where(over, 0, place + (~free).long())
         turn = (turn + over.long()).clamp_max(given.shape[1] - 1)
         if t + 1 < length:
-            view = cache.at(Range(t, t + 1))
+            view = cache_view(network, cache, Range(t, t + 1))
             position = torch.full((1, 1), t, device=device).expand(rows, 1)
             logits = network(token[:, None], position_ids=position, past_key_values=view, use_cache=True).logits[:, -1]
             guess = race(logits, heat, noise.exponential_(generator=generator))

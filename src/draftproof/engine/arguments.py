@@ -141,6 +141,14 @@ def is_several(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], Integral | Mapping)
 
 
+def one_prompt(prompt: Any, remedy: str = "use generate for a list of prompts") -> Any:
+    """The prompt, which must not be a list of several."""
+    prompt = as_lists(prompt)
+    if is_several(prompt):
+        raise DraftproofError(f"there is one text for each call here, and these are {len(prompt)} prompts: {remedy}")
+    return prompt
+
+
 def as_lists(prompt: Any) -> str | list[Any]:
     """A prompt, or several, as a string or as lists of ids, messages or prompts, whatever they came in."""
     if isinstance(prompt, str):

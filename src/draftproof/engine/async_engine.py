@@ -8,11 +8,12 @@ import weakref
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, overload
 
-from draftproof.engine.arguments import EngineSettings, Named, Prompt, Settings, TextSettings, check_names
+from draftproof.engine.arguments import EngineSettings, Named, Prompt, Settings, TextSettings, check_names, one_prompt
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.engine import Engine
 from draftproof.engine.generate import prepare
-from draftproof.engine.request import Output
+from draftproof.engine.request import Output, Request
+from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.worker import Channel, Opened, Update, Worker
 from draftproof.errors import DraftproofError, whole
 
@@ -197,5 +198,10 @@ def _submit(target: Named, prompt: Prompt, n: int, settings: Any) -> AsyncReques
     with _opening:
         if _worker is None or not _worker.is_alive:  # a process that was forked has no threads
             _worker = Worker()
-        channel = _worker.submit(lambda: prepare(target, prompt, n, **settings))
+
+        def prepared() -> tuple[Scheduler, list[Request]]:
+            scheduler, [requests] = prepare(target, [one_prompt(prompt)], n, **settings)
+            return scheduler, requests
+
+        channel = _worker.submit(prepared)
         return AsyncRequest(_worker, channel, n)

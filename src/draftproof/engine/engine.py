@@ -14,12 +14,11 @@ from draftproof.engine.arguments import (
     Named,
     Prompt,
     TextSettings,
-    as_lists,
     check_logprobs,
     check_text,
     encode,
     encode_prediction,
-    is_several,
+    one_prompt,
 )
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Request, SampleKey
@@ -111,9 +110,7 @@ class Engine:
         n, logprobs = whole("n", n), check_logprobs(logprobs)
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stops = check_text(stop, sampling, draft_sampling)
-        prompt = as_lists(prompt)
-        if is_several(prompt):
-            raise DraftproofError("a request has one prompt: call add_request once for each")
+        prompt = one_prompt(prompt, "call add_request once for each")
         ids = encode(self.target, prompt, chat, continue_final_message)
         if len(ids) + max_new_tokens > self.length:
             raise DraftproofError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,13 +21,14 @@ from draftproof.engine.arguments import (
     check_text,
     encode_each,
     is_several,
+    one_prompt,
 )
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
 from draftproof.engine.tuning import Auto
-from draftproof.errors import DraftproofError, whole
+from draftproof.errors import whole
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -107,11 +109,7 @@ def generate(
 def stream(target: Named, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
     """Generate one text piece by piece; `.output` holds the text so far. Settings as in `generate`."""
     check_names(settings)
-    prompt = as_lists(prompt)
-    if is_several(prompt):
-        raise DraftproofError(
-            "stream writes one text: use generate for a list of prompts, or an Engine to stream several"
-        )
+    prompt = one_prompt(prompt, "use generate for a list of prompts, or an Engine to stream several")
     scheduler, [[request]] = prepare(target, [prompt], 1, **settings)
     return Stream(scheduler, request)
 
@@ -194,6 +192,7 @@ def prepare(
     compile: bool = False,
 ) -> tuple[Scheduler, list[list[Request]]]:
     """A scheduler with n requests for each prompt, everything checked. The settings are those of `generate`."""
+    began = time.perf_counter()
     max_new_tokens, logprobs = whole("max_new_tokens", max_new_tokens), check_logprobs(logprobs)
     stops = check_text(stop, sampling, draft_sampling)
     controls = sampling or Sampling()
@@ -226,4 +225,6 @@ def prepare(
     for group in groups:
         scheduler.add(group)
     scheduler.admit()
+    for request in (request for group in groups for request in group):
+        request.trace.start_seconds = time.perf_counter() - began
     return scheduler, groups

@@ -74,6 +74,7 @@ class Trace:
     failures: Counter[str] = field(default_factory=Counter)  # reasons why drafting was stopped
     reused: int = 0  # tokens of the prompt that were in the KV cache already
     prefill: float = 0.0  # seconds in calls that read parts of the prompt and made no step
+    start_seconds: float = 0.0  # before the first step: loading, laying weights out, compiling
 
     @property
     def tree(self) -> str:
@@ -154,6 +155,8 @@ class Trace:
             often = ", ".join(f"{shape} x {count}" for shape, count in self.shapes.most_common(4))
             more = f", {len(self.shapes) - 4} more" if len(self.shapes) > 4 else ""
             lines.append(f"shapes chosen step by step: {often}{more}")
+        if self.start_seconds:
+            lines.append(f"start {self.start_seconds:.1f} s, before the first target call")
         if whole:
             lines.append("time " + ", ".join(f"{phase} {s / whole:.0%}" for phase, s in spent.items()))
         if self.notice:
@@ -180,6 +183,7 @@ class Trace:
             "accepted": self.accepted,
             "acceptance_by_position": self.acceptance,
             "accepted_lengths": self.histogram,
+            "start_seconds": self.start_seconds,
             "seconds": self.seconds,
             "draft_failures": dict(self.failures),
             "steps": [step.as_dict() for step in self.steps],

@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from draftproof.errors import DraftproofError
 
@@ -29,11 +28,16 @@ def check_decoder(network: Any) -> None:
         raise DraftproofError(f"{name} has no KV cache, so every token would read the whole text: choose another model")
 
 
+def is_pretrained(network: Any) -> bool:
+    """Whether it is a PreTrainedModel of transformers, which need not be imported to find that out."""
+    return any(kind.__module__ == "transformers.modeling_utils" for kind in type(network).__mro__)
+
+
 def parameters(network: Any) -> set[str]:
     """The names that its forward takes; a wrapper of a network that passes others on takes what a decoder does."""
     signature = inspect.signature(network.forward).parameters
     passes = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.values())
-    wraps = passes and not isinstance(network, PreTrainedModel)  # of transformers' own, some ignore what they pass
+    wraps = passes and not is_pretrained(network)  # of transformers' own, some ignore what they pass
     return {*signature, "position_ids", "past_key_values"} if wraps else set(signature)
 
 

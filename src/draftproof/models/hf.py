@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
@@ -23,7 +22,8 @@ from draftproof.models import architecture
 from draftproof.models.base import ModelFacts, Session
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.masks import additive
-from draftproof.models.llama.placement import placed
+from draftproof.models.llama.network import FusedLlama
+from draftproof.models.llama.placement import Placement, placed
 from draftproof.models.plain import PlainSession
 
 
@@ -32,7 +32,7 @@ class HFModel:
 
     def __init__(self, network: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.network = network.eval()
-        if isinstance(network, PreTrainedModel):  # others are rebuilt from one that was checked
+        if architecture.is_pretrained(network):  # others are rebuilt from one that was checked
             architecture.check_decoder(network)
         self.tokenizer = tokenizer
         config = network.config.get_text_config()
@@ -58,7 +58,7 @@ class HFModel:
         shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
         inner = getattr(config, "intermediate_size", None) or 4 * width
         weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
-        fused = not isinstance(self.network, PreTrainedModel)  # rebuilt from our own layers
+        fused = isinstance(self.network, FusedLlama)
         cost = 0.01 if device == "cuda" else 0.05 if fused else 0.1
         return ModelFacts(int(weights), True, device, cost, self.obstacle)
 
@@ -165,7 +165,7 @@ class HFSession:
             input_ids=torch.as_tensor(ids, device=device),
             position_ids=torch.as_tensor(np.minimum(positions, self.model.last), device=device),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=cache.at(placement),
+            past_key_values=cache_view(network, cache, placement),
             use_cache=True,
             **extra,
         )
@@ -229,6 +229,15 @@ def in_reach(kind: str, window: int | None, seer: np.ndarray, seen: np.ndarray) 
         return np.array(True)
     near = seen // window == seer // window if kind == "chunked_attention" else seer - seen < window
     return np.asarray(near)
+
+
+def cache_view(network: Any, cache: SlotCache, placement: Placement) -> Any:
+    """The cache as one call of a network is given it."""
+    if isinstance(network, FusedLlama):
+        return cache.at(placement)
+    from draftproof.models.transformers_cache import TransformersCache  # importing transformers takes two seconds
+
+    return TransformersCache(cache, placement)
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Cache
 
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Mask
@@ -68,7 +67,7 @@ class SlotCache:
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
 
     def at(self, placement: Placement, tables: KernelTables | None = None) -> CacheView:
-        """The cache as one call of a network is given it."""
+        """The cache as one call of a fused network is given it."""
         return CacheView(self, placement, tables)
 
     def alone(self, row: int) -> SlotCache:
@@ -146,31 +145,12 @@ class SlotCache:
         return sum(buffer.nelement() * buffer.element_size() for buffer in self.buffers)
 
 
-class CacheView(Cache):  # type: ignore[misc]
-    """A SlotCache as one call sees it, written where the placement says: transformers' networks only know `update`."""
+class CacheView:
+    """A SlotCache as one call of fused layers sees it, written where the placement says."""
 
     def __init__(self, cache: SlotCache, placement: Placement, tables: KernelTables | None = None) -> None:
-        super().__init__(layers=cache.layers)
-        self.placement, self.tables = placement, tables
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        layer: SlotLayer = self.layers[layer_idx]
-        return layer.update(key_states, value_states, self.placement)
-
-    def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
-        return self.placement.end
-
-    def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        return self.placement.end, 0
-
-    def get_max_length(self, *args: Any, **kwargs: Any) -> int:
-        layer: SlotLayer = self.layers[0]
-        return layer.slots
-
-    get_max_cache_shape = get_max_length  # its older name
+        self.cache, self.placement, self.tables = cache, placement, tables
 
     def call(self, rotation: Rotation | Positions, masks: Mapping[str, Mask]) -> LayerCall:
-        """The same as fused layers take it."""
-        return LayerCall(rotation, masks, self.placement, self.layers, self.tables)
+        """A call of the layers that reads and writes it."""
+        return LayerCall(rotation, masks, self.placement, self.cache.layers, self.tables)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
@@ -85,6 +84,8 @@ class PlainSession:
     def _call(self, row: int, ids: list[int]) -> torch.Tensor:
         network, start = self.model.network, self.read[row]
         if self.inside and self.caches[row] is None:  # these networks do not return the cache that they make
+            from transformers import DynamicCache  # only where a network of transformers needs it
+
             self.caches[row] = DynamicCache(config=network.config)
         for (layer, name), state in zip(self.inside, self.states[row], strict=True):
             setattr(layer, name, state)

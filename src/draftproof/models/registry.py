@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +12,12 @@ from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
 from draftproof.models.drafters.shared_tokens import fit
 from draftproof.models.drafters.text_draft import TextDrafter
-from draftproof.models.files import bundled
 from draftproof.models.memo import Memo
-from draftproof.paths import cache_folder
+from draftproof.models.reading import NAMES, read, read_lean
 
 if TYPE_CHECKING:
     from draftproof.models.hf import HFModel
 
-GGUF = ".gguf"  # ends the name of a model in one file
-NAMES = {
-    "smollm2": "SmolLM2-135M-Instruct, fetched on first use",
-    "tiny": "a small model distilled from smollm2, part of the package",
-}
 DRAFTERS = {
     "auto": "the trained head if the package has one for the target; else ngram on a CPU, none on a GPU",
     "head": "a small network trained for the target, which reads the target's hidden states",
@@ -47,12 +39,10 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     import torch
 
     from draftproof.models.hf import HFModel
-    from draftproof.models.llama.rebuild import pack, rebuild
+    from draftproof.models.llama.rebuild import pack
 
     name, dtype = str(name), str(dtype).removeprefix("torch.")
-    network, tokenizer = read(name, precision(dtype))
-    if lean:
-        network = rebuild(network)
+    network, tokenizer = (read_lean if lean else read)(name, precision(dtype))
     if dtype == "int8":
         return HFModel(_quantised(name, network, tokenizer), tokenizer, f"{name} (int8)")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,37 +78,6 @@ def precision(dtype: str) -> Any:
     if kind not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):  # those that torch computes in
         raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
     return kind
-
-
-def read(name: str, precision: Any) -> tuple[Any, Any]:
-    """Read network and tokenizer of that name with transformers, on the CPU."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    from draftproof.models.checkpoint import check_config, check_weights
-
-    from draftproof.models.files import gguf_file, packed
-
-    quiet_transformers()
-    folder = _locate(name)
-    if not Path(folder).exists():
-        _announce(folder)
-    try:
-        if Path(folder).suffix == GGUF:
-            return gguf_file.load(Path(folder), precision)
-        if (Path(folder) / packed.FILE).is_file():
-            return gguf_file.read(Path(folder), precision)
-        if (Path(folder) / bundled.TOKENIZER).is_file():
-            return bundled.network(Path(folder), precision), bundled.tokenizer(Path(folder))
-        check_config(name, AutoConfig.from_pretrained(folder))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        how = {"dtype": precision, "output_loading_info": True}
-        network, report = AutoModelForCausalLM.from_pretrained(folder, **how)
-        check_weights(name, report["missing_keys"])
-        return network, tokenizer
-    except DraftproofError:
-        raise
-    except Exception as error:  # transformers, safetensors and the Hub client raise many kinds
-        raise DraftproofError(_explain(name, error)) from error
 
 
 def drafter(name: str | Path, target: Model) -> Model | None:
@@ -182,58 +141,3 @@ def check_vocabularies(target: Model, draft: Model) -> None:
             f"draft {draft.name!r} and target {target.name!r} number their tokens differently: "
             "choose a draft of the same family, or --draft ngram"
         )
-
-
-def quiet_transformers() -> None:
-    """Silence transformers' messages and progress bars while loading: we report that ourselves."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-
-
-def _locate(name: str) -> str:
-    """The model's folder, .gguf file or Hub id."""
-    if name == "smollm2":
-        from draftproof.models.files import download
-
-        return str(download.smollm2())
-    if name == "tiny":
-        return str(bundled.folder(name))
-    path = Path(name or "unnamed").expanduser()  # Path("") would be this folder
-    if path.suffix == GGUF:
-        if not path.is_file():
-            raise DraftproofError(f"no model file at {name}: check the path")
-        return str(path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise DraftproofError(f"{name} contains no model: it needs a config.json and safetensors weights")
-        return str(path)
-    if "/" not in name or name.startswith((".", "/", "~")):
-        near = nearest(name, NAMES)
-        hint = f"did you mean {near!r}? Or give" if near else "give"
-        raise DraftproofError(f"unknown model {name!r}: {hint} a folder, a .gguf file or a Hub id such as org/model")
-    return name
-
-
-def _announce(name: str) -> None:
-    """Announce a download from the Hub, which may take minutes, and enable the Hub's progress bars."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-
-    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        print(f"fetching {name} from the Hub", file=sys.stderr)
-        if sys.stderr.isatty():
-            enable_progress_bars()
-
-
-def _explain(name: str, error: Exception) -> str:
-    """One line that explains why a model did not load."""
-    reason = first_line(error)
-    if name == "tiny":
-        return f"the model {name!r} of this installation is damaged ({reason}): install draftproof again"
-    if name == "smollm2":
-        return f"the copy of {name} in {cache_folder()} is damaged ({reason}): delete that folder and try again"
-    if Path(name).expanduser().exists():
-        return f"the model at {name} is unreadable or incomplete ({reason}): copy or fetch it again"
-    return f"the model {name!r} could not be loaded from the Hub ({reason}): check the id and the network"

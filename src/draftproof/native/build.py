@@ -34,7 +34,9 @@ class Sizes(ctypes.Structure):
 @cache
 def compiled() -> Any:
     """The C functions; None without a compiler, or on a processor or with a torch that they do not support."""
-    sources = [Path(__file__).with_name(name) for name in ("step.c", "layers.c")]  # the first includes the second
+    sources = [
+        Path(__file__).with_name(name) for name in ("step.c", "layers.c", "layout.c")
+    ]  # the first includes the others
     compiler, about = shutil.which("cc"), Path("/proc/cpuinfo")
     if compiler is None or not about.is_file():
         return None
@@ -57,7 +59,10 @@ def compiled() -> Any:
     library.draws.argtypes = [pointer, count, count, pointer, pointer]
     uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]
     library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
-    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend"):
+    library.column_maxima.argtypes = library.lay_out_floats.argtypes = [pointer, count, count, pointer]
+    library.lay_out_bytes.argtypes = [pointer, pointer, count, count, *[pointer] * 3]
+    layout = ("column_maxima", "lay_out_floats", "lay_out_bytes")
+    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend", *layout):
         getattr(library, name).restype = None
     return library
 

@@ -48,33 +48,53 @@ class NativeLinear(NamedTuple):
 
 def lay_out_int8(
     weight: torch.Tensor,
-    scale: torch.Tensor,
+    smoothing: torch.Tensor | None,
     bias: torch.Tensor | None,
     gain: torch.Tensor | None = None,
     floor: float | None = None,
 ) -> NativeLinear | None:
-    """Integer weights [N, K] with a scale [N] for each output; None where the C function is not available.
+    """Weights [N, K], times smoothing [K] if given, as integers; None where the C function is not available.
 
-    Each row of x [..., K] is multiplied by the gain [K] and, with a floor, divided by the root of floor^2 plus the sum
-    of its squares: with a suitable gain, RMSNorm (`as_gain`). Then it is rounded to bytes.
+    They are rounded as by `models.files.int8_file.rounded`. Each row of x [..., K] is multiplied by the gain [K] and,
+    with a floor, divided by the root of floor^2 plus the sum of its squares: with a suitable gain, RMSNorm (`as_gain`).
+    Then it is rounded to bytes.
     """
     outputs, width = weight.shape
     if width % 8 or build.compiled() is None or not build.compiled().has_linear():
         return None
+    weight = weight.float().contiguous()
+    smoothing = None if smoothing is None else smoothing.float().contiguous()
     missing = -outputs % GROUP
-    whole = F.pad(weight, (0, 0, 0, missing)).view(-1, GROUP, width // 4, 4).transpose(1, 2).contiguous()
-    sums = weight.sum(dim=1).float() * scale
-    padded = [None if one is None else F.pad(one, (0, missing)) for one in (scale, sums, bias)]
-    return _linear(whole, (*padded, gain), floor, width, outputs)
+    whole = torch.empty(((outputs + missing) // GROUP, width // 4, GROUP, 4), dtype=torch.int8)
+    scale, sums = torch.empty((2, outputs + missing), dtype=torch.float32)
+    build.compiled().lay_out_bytes(
+        weight.data_ptr(),
+        None if smoothing is None else smoothing.data_ptr(),
+        *(outputs, width),
+        *(tensor.data_ptr() for tensor in (whole, scale, sums)),
+    )
+    padded = None if bias is None else F.pad(bias, (0, missing))
+    return _linear(whole, (scale, sums, padded, gain), floor, width, outputs)
 
 
 def lay_out_float32(weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear | None:
     """Weights [N, K] in float32; None where the C function is not available."""
     outputs, width = weight.shape
-    if width % 2 or build.compiled() is None or not build.compiled().has_floats():
+    if width % 2 or weight.dtype != torch.float32 or build.compiled() is None or not build.compiled().has_floats():
         return None
-    whole = F.pad(weight, (0, 0, 0, -outputs % GROUP)).view(-1, GROUP, width).transpose(1, 2).contiguous()
+    weight = weight.contiguous()
+    whole = torch.empty((-(-outputs // GROUP), width, GROUP), dtype=torch.float32)
+    build.compiled().lay_out_floats(weight.data_ptr(), outputs, width, whole.data_ptr())
     return _linear(whole, (None, None, bias, None), None, width, outputs)
+
+
+def column_maxima(weight: torch.Tensor) -> torch.Tensor:
+    """The largest absolute value in each column of weights [N, K]."""
+    if build.compiled() is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return weight.abs().amax(dim=0)
+    weight, most = weight.contiguous(), torch.empty(weight.shape[1], dtype=torch.float32)
+    build.compiled().column_maxima(weight.data_ptr(), *weight.shape, most.data_ptr())
+    return most
 
 
 def _linear(

@@ -1,6 +1,7 @@
 /* What a step does beside calls of the target: softmax and sampling, a head's draft tokens, and their verification. */
 
 #include "layers.c"
+#include "layout.c"
 
 typedef double Doubles __attribute__((vector_size(128), aligned(4)));
 

@@ -18,6 +18,11 @@ from draftproof.native.build import Sizes
 from draftproof.native.layers import LinearStruct, NativeLinear, Stack, absorb
 
 
+def prepare() -> None:
+    """Compile and load the C functions now, so that no step waits for it."""
+    build.compiled()
+
+
 def whole_laws(scores: np.ndarray, temperature: float) -> np.ndarray | None:
     """softmax(scores / temperature) [..., V]; None where a score is not finite enough, or without a compiler."""
     if scores.dtype != np.float32 or not scores.flags.c_contiguous or build.compiled() is None:

@@ -22,8 +22,9 @@ from draftproof.models.llama.backends import native_ops, torch_ops
 from draftproof.models.llama.block import Block, LayerShape
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import FULL
+from draftproof.models.llama.network import FusedLlama
 from draftproof.models.llama.placement import Slots, placed
-from draftproof.models.llama.rebuild import FusedLlama, pack, rebuild
+from draftproof.models.llama.rebuild import pack, rebuild
 from draftproof.models.llama.rotary import Rotation, frequencies
 from draftproof.native import build
 from tests.support import tiny

@@ -26,6 +26,7 @@ from draftproof.models.base import (
     Prefills,
     cache_bytes,
     draft_sessions,
+    facts,
     offers,
     predict,
     prefill,
@@ -33,6 +34,7 @@ from draftproof.models.base import (
     sessions,
     slot_bytes,
 )
+from draftproof.native import step as native
 
 
 class EagerPending(NamedTuple):
@@ -76,6 +78,8 @@ class EagerStepper:
         self.size, self.capacity = rows if kept is None else rows + 1 + kept, capacity
         self.drafts = drafts
         self.target, self.drafters = sessions(target, drafts, self.size, capacity)
+        if facts(target).trained and facts(target).device == "cpu":
+            native.prepare()
         self.rows: list[list[Request]] = []
         self.reads_ahead = kept is not None and offers(self.target, Prefills) is not None
         self.kept = KeptTexts(range(rows + 1, self.size) if self.reads_ahead else range(0))

@@ -39,6 +39,24 @@ def network(place: Path, precision: Any) -> Any:
     return model.to(precision).eval()
 
 
+def fused(place: Path, precision: Any) -> Any:
+    """The same network made of fused layers, without transformers; None where it is of another family."""
+    from safetensors.torch import load_file
+
+    from draftproof.models.files.int8_file import restore
+    from draftproof.models.llama.checkpoint import assemble
+    from draftproof.models.llama.config import read_config, read_generation_config
+    from draftproof.models.llama.rotary import Rotary
+
+    config, generation_config = read_config(place), read_generation_config(place)
+    if config is None or generation_config is None or not config.tie_word_embeddings:
+        return None
+    weights = restore(load_file(place / "model.safetensors"))
+    network = assemble(config, generation_config, lambda name: weights[name].to(precision))
+    network.rotary = Rotary(config.frequencies.to(precision))  # `network` rounds them too
+    return network
+
+
 def save_network(network: Any, place: Path) -> None:
     """Write config and weights; the output matrix must be tied to the embedding."""
     from safetensors.torch import save_file

@@ -13,9 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
-from draftproof.errors import DraftproofError, first_line
+from draftproof.errors import first_line
 from draftproof.models.files import packed
 from draftproof.models.files.lock import locked
 from draftproof.paths import cache_folder
@@ -26,24 +24,18 @@ FORMAT = 1  # of a copy
 PART = ".part"  # ends the name of a folder that is being written or removed
 
 
-def load(gguf: Path, precision: Any) -> tuple[Any, Any]:
-    """Network and tokenizer of a GGUF file, from its converted copy, which the first call makes.
+def converted(gguf: Path) -> Path | tuple[Any, Any]:
+    """The folder with the converted copy of a GGUF file, which the first call makes.
 
-    Where the cache folder cannot be written the file is converted on every call.
+    Where the cache folder cannot be written the file is converted on every call, and network and tokenizer returned.
     """
     folder = _place(gguf)
     unkept = None if folder.is_dir() else _keep(gguf, folder)
     if unkept is not None:
-        network, tokenizer = unkept
-        return network.to(precision), tokenizer
+        return unkept
     with suppress(OSError):  # a cache that cannot be written
         os.utime(folder)
-    try:
-        return read(folder, precision)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise DraftproofError(
-            f"the copy of {gguf} in {folder} is damaged ({first_line(error)}): delete that folder and try again"
-        ) from error
+    return folder
 
 
 def read(folder: Path, precision: Any) -> tuple[Any, Any]:

@@ -45,16 +45,24 @@ def read(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     from safetensors import safe_open
 
     with safe_open(folder / FILE, framework="pt") as file:
-        kinds = file.metadata() or {}
-        return {name: _restored(file.get_tensor(name), kinds.get(name)).to(dtype) for name in file.keys()}  # noqa: SIM118
+        return {name: weight(file, name).to(dtype) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
 
 
-def _restored(stored: torch.Tensor, kind: str | None) -> torch.Tensor:
+def formats(file: Any) -> dict[str, str]:
+    """GGML's names of the block formats in an open safetensors file, by weight; none in other files."""
+    return {name: kind for name, kind in (file.metadata() or {}).items() if name != "format"}
+
+
+def weight(file: Any, name: str) -> torch.Tensor:
+    """A weight of an open safetensors file, as floats."""
     import torch
-    from gguf import GGMLQuantizationType, dequantize
 
+    stored: torch.Tensor = file.get_tensor(name)
+    kind = formats(file).get(name)
     if kind is None:
         return stored
+    from gguf import GGMLQuantizationType, dequantize
+
     return torch.from_numpy(dequantize(stored.numpy(), GGMLQuantizationType[kind]))
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof.models.files.int8_file import rounded
-from draftproof.models.llama.backends.linear import LaidOut, as_gain, lay_out_int8
+from draftproof.models.llama.backends.linear import LaidOut, as_gain, column_maxima, lay_out_int8
 from draftproof.models.llama.block import Block, lay_out
 
 # Calibration: text of several kinds, to find large channels. It shapes the model; sampling from the model stays exact.
@@ -41,9 +41,6 @@ class Int8Linear(LaidOut):
     ) -> None:
         super().__init__()
         weight = linear.weight.detach().float()
-        if smoothing is not None:
-            weight = weight * smoothing
-        whole, scale = rounded(weight)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.width = linear.in_features
         self.shrink = None if smoothing is None else 1 / smoothing
@@ -51,8 +48,9 @@ class Int8Linear(LaidOut):
         if norm is not None:
             gain, self.floor = as_gain(norm)
             self.shrink = gain if self.shrink is None else gain * self.shrink
-        self.native = lay_out_int8(whole, scale, self.bias, self.shrink, self.floor)
+        self.native = lay_out_int8(weight, smoothing, self.bias, self.shrink, self.floor)
         if self.native is None:
+            whole, scale = rounded(weight if smoothing is None else weight * smoothing)
             self.multiply = product()(whole, scale)
             self.sums = whole.sum(dim=1).float() * scale
 
@@ -138,7 +136,7 @@ def quantise_linears(network: Any, largest: Mapping[nn.Module, torch.Tensor]) ->
                 continue
             smoothing = None
             if layer in largest:
-                weight = layer.weight.detach().abs().amax(dim=0)
+                weight = column_maxima(layer.weight.detach())
                 smoothing = (largest[layer].clamp_min(1e-5) / weight.clamp_min(1e-5)).sqrt()
                 smoothing /= smoothing.log().mean().exp()
             before = {"qkv": "norm_in", "gate_up": "norm_mlp"}.get(name) if isinstance(parent, Block) else None

@@ -12,7 +12,7 @@ import torch
 
 from draftproof.models.llama.placement import NodeSlots, PackedSlots, Slots
 
-FULL = "full_attention"  # transformers' name for layers without a window
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names for layers without and with a window
 TREE_NODES = 64  # of a tree at most: one bit each in `Branching.ancestors`
 
 

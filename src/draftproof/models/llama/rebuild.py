@@ -7,91 +7,19 @@ converts the networks that it knows and returns every other one as it is.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from draftproof.models.architecture import attention_windows
 from draftproof.models.llama.backends.linear import PackedLinear, can_pack
-from draftproof.models.llama.block import Block, Blocks, LayerShape, lay_out
-from draftproof.models.llama.call import LayerCall
-from draftproof.models.llama.masks import Mask
+from draftproof.models.llama.block import Block, LayerShape, lay_out
+from draftproof.models.llama.network import FusedLlama, NetworkSettings
 from draftproof.models.llama.rotary import Rotary
 
 FAMILIES = ("llama", "mistral", "qwen2")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the length of the text
-
-
-class CausalOutput(NamedTuple):
-    """What transformers' networks return, as far as it is used."""
-
-    logits: torch.Tensor
-    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then after each layer; the last one normed
-
-
-class FusedLlama(nn.Module):
-    """The rebuilt network; it is called like a transformers network."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        inner = network.model
-        self.config, self.generation_config = network.config, network.generation_config
-        self.windows = attention_windows(network)
-        self.embed = inner.embed_tokens
-        count = len(inner.layers)
-        kinds = network.config.layer_types if len(self.windows) > 1 else [*self.windows] * count
-        self.blocks = Blocks((_fuse(layer, network.config) for layer in inner.layers), kinds)
-        self.norm = _norm(inner.norm)
-        self.head = network.lm_head
-        self.rotary = Rotary(inner.rotary_emb.inv_freq, float(inner.rotary_emb.attention_scaling))
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,  # [B, T]
-        attention_mask: Mask | dict[str, Mask] = None,
-        position_ids: torch.Tensor | None = None,  # [B, T]
-        past_key_values: Any = None,  # a kv_cache.CacheView
-        use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        output_hidden_states: bool = False,
-    ) -> CausalOutput:
-        """Without mask and cache every token sees those before it; without a mask alone, all that is cached."""
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        masks = attention_mask if isinstance(attention_mask, dict) else dict.fromkeys(self.windows, attention_mask)
-        if attention_mask is None and past_key_values is None:
-            masks = self._causal(position_ids)
-        rotation = self.rotary.at(position_ids)
-        call = LayerCall(rotation, masks) if past_key_values is None else past_key_values.call(rotation, masks)
-        x, states = self.blocks(self.embed(input_ids), call, keep=output_hidden_states)
-        if output_hidden_states:
-            x = self.norm(x)
-            return CausalOutput(self.head(x[:, -logits_to_keep:]), (*states, x))
-        return CausalOutput(self.head(self.norm(x[:, -logits_to_keep:])))
-
-    @property
-    def device(self) -> torch.device:
-        return self.embed.weight.device  # type: ignore[no-any-return]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embed.weight.dtype  # type: ignore[no-any-return]
-
-    @property
-    def base_model(self) -> FusedLlama:
-        return self
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed  # type: ignore[no-any-return]
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.head  # type: ignore[no-any-return]
-
-    def _causal(self, positions: torch.Tensor) -> dict[str, Mask]:
-        """Masks of a text that is read in one call, by kind of layer."""
-        apart = positions[:, None, :, None] - positions[:, None, None, :]
-        return {kind: (apart >= 0) & (apart < (window or torch.inf)) for kind, window in self.windows.items()}
 
 
 def pack(network: Any) -> Any:
@@ -110,7 +38,17 @@ def rebuild(network: Any) -> Any:
 
     Weights are not copied twice: those of the old network become views of the new one's, and it still works.
     """
-    return FusedLlama(network) if _known(network) else network
+    if not _known(network):
+        return network
+    config, inner = network.config, network.model
+    return FusedLlama(
+        NetworkSettings(config, network.generation_config, attention_windows(network)),
+        inner.embed_tokens,
+        [_fuse(layer, config) for layer in inner.layers],
+        _norm(inner.norm),
+        network.lm_head,
+        Rotary(inner.rotary_emb.inv_freq, float(inner.rotary_emb.attention_scaling)),
+    )
 
 
 def _known(network: Any) -> bool:

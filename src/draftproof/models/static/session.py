@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from draftproof.models.hf import HFModel
+from draftproof.models.hf import HFModel, cache_view
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.backends.tables import compact, open_buffers, open_tables
 from draftproof.models.llama.call import written_out
 from draftproof.models.llama.masks import Causal, Packed, Rule
+from draftproof.models.llama.network import FusedLlama
 from draftproof.models.llama.placement import PackedSlots, Placement, Slots
-from draftproof.models.llama.rebuild import FusedLlama
 from draftproof.models.static.tree_calls import NodeCall
 
 
@@ -104,10 +104,10 @@ class StaticSession:
         keep: int,
     ) -> torch.Tensor:
         given: Mapping[str, Any] = masks
-        view = self.cache.at(placement, self.tables)
+        view: Any = self.cache.at(placement, self.tables)
         if not isinstance(run, FusedLlama):  # compiled, or not rebuilt: it knows tensors only
             given, placement = written_out(masks, placement, self.model.network.dtype)
-            view = self.cache.at(placement)
+            view = cache_view(self.model.network, self.cache, placement)
         output = run(
             input_ids=ids,
             position_ids=positions.clamp(0, self.model.last),  # guesses may reach beyond the context, and are dropped

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from draftproof.native import NativeLinear, as_gain, build, lay_out_float32, lay_out_int8, linear
+from draftproof.native import NativeLinear, as_gain, build, column_maxima, lay_out_float32, lay_out_int8, linear
 
-__all__ = ["LaidOut", "PackedLinear", "as_gain", "can_pack", "laid_out", "lay_out_int8"]
+__all__ = ["LaidOut", "PackedLinear", "as_gain", "can_pack", "column_maxima", "laid_out", "lay_out_int8"]
 
 
 class LaidOut(nn.Module):

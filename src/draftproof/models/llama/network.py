@@ -1,0 +1,95 @@
+"""A network of the Llama family made of fused layers, called like a transformers network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from draftproof.models.llama.block import Block, Blocks
+from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import Mask
+from draftproof.models.llama.rotary import Rotary
+
+
+class CausalOutput(NamedTuple):
+    """What transformers' networks return, as far as it is used."""
+
+    logits: torch.Tensor
+    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then after each layer; the last one normed
+
+
+class NetworkSettings(NamedTuple):
+    """What a network knows about itself beside its weights."""
+
+    config: Any  # of transformers, or llama.config.FolderConfig, which has the same attributes
+    generation_config: Any
+    windows: Mapping[str, int | None]  # of each kind of attention; None is unlimited
+
+
+class FusedLlama(nn.Module):
+    """Embedding, fused layers, norm and output matrix."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        embed: nn.Embedding,
+        blocks: Sequence[Block],
+        norm: nn.RMSNorm,
+        head: nn.Module,
+        rotary: Rotary,
+    ) -> None:
+        super().__init__()
+        self.config, self.generation_config, windows = settings
+        self.windows = dict(windows)
+        kinds = self.config.layer_types if len(self.windows) > 1 else [*self.windows] * len(blocks)
+        self.embed, self.blocks, self.norm, self.head, self.rotary = embed, Blocks(blocks, kinds), norm, head, rotary
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,  # [B, T]
+        attention_mask: Mask | dict[str, Mask] = None,
+        position_ids: torch.Tensor | None = None,  # [B, T]
+        past_key_values: Any = None,  # a kv_cache.CacheView
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        output_hidden_states: bool = False,
+    ) -> CausalOutput:
+        """Without mask and cache every token sees those before it; without a mask alone, all that is cached."""
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        masks = attention_mask if isinstance(attention_mask, dict) else dict.fromkeys(self.windows, attention_mask)
+        if attention_mask is None and past_key_values is None:
+            masks = self._causal(position_ids)
+        rotation = self.rotary.at(position_ids)
+        call = LayerCall(rotation, masks) if past_key_values is None else past_key_values.call(rotation, masks)
+        x, states = self.blocks(self.embed(input_ids), call, keep=output_hidden_states)
+        if output_hidden_states:
+            x = self.norm(x)
+            return CausalOutput(self.head(x[:, -logits_to_keep:]), (*states, x))
+        return CausalOutput(self.head(self.norm(x[:, -logits_to_keep:])))
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    @property
+    def base_model(self) -> FusedLlama:
+        return self
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def _causal(self, positions: torch.Tensor) -> dict[str, Mask]:
+        """Masks of a text that is read in one call, by kind of layer."""
+        apart = positions[:, None, :, None] - positions[:, None, None, :]
+        return {kind: (apart >= 0) & (apart < (window or torch.inf)) for kind, window in self.windows.items()}
