@@ -276,13 +276,6 @@ def test_pieces_tell_where_they_come_from():
     assert {p.kind for p in dp.stream(chain_model(text), [0], draft=None)} == {"plain"}
 
 
-def test_an_unfinished_stream_has_no_output_yet():
-    writing = dp.stream(table(1), [0], max_new_tokens=9)
-    next(iter(writing))
-    with pytest.raises(dp.DraftproofError, match="not finished"):
-        _ = writing.output
-
-
 # When the drafter fails
 
 

@@ -96,6 +96,7 @@ def test_what_lies_beyond_the_end_is_not_counted():
     for length in range(1, 9):
         out = dp.generate(TARGET, [0], draft=TARGET, tree="chain:4", max_new_tokens=length, seed=1)
         assert [len(step.tokens) for step in out.trace.steps] == [step.accepted + 1 for step in out.trace.steps]
+        assert out.trace.accepted == out.trace.drafted
         assert out.trace.tokens == length
         assert out.trace.expected_per_call == pytest.approx(out.trace.tokens_per_call)
         assert set(out.trace.acceptance) <= {1}

@@ -43,12 +43,17 @@ class Step(NamedTuple):
         return sum(self.reached) if self.reached else float(self.accepted)
 
     def cut(self, length: int) -> Step:
-        """The step of a text that has room for `length` more tokens, as if nothing had been drafted beyond them."""
+        """The step of a text that has room for `length` more tokens, as if nothing had been drafted beyond them.
+
+        Of a tree it is not known how many draft tokens that would have been, so all of them count.
+        """
         if len(self.tokens) <= length and self.depth < length:
             return self
+        depth = min(self.depth, length - 1)
         return self._replace(
             tokens=self.tokens[:length],
-            depth=min(self.depth, length - 1),
+            drafted=depth if self.drafted == self.depth else self.drafted,
+            depth=depth,
             accepted=min(self.accepted, length - 1),
             reached=self.reached[: length - 1],
             cost=self.cost[:length],

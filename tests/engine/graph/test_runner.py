@@ -95,7 +95,7 @@ def test_a_plain_step_leaves_no_hole_in_what_the_drafter_has_read():
         batch.add([request])
     finish(batch)
     for step in (step for request in made for step in request.trace.steps):
-        assert step.accepted == step.depth
+        assert step.accepted == step.drafted
 
 
 def test_a_step_that_was_for_nobody_teaches_nothing():
