@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftproof.errors import DraftproofError, first_line, nearest
-from draftproof.models.files import bundled
+from draftproof.models.files import bundled, gguf_file, packed
 from draftproof.paths import cache_folder
 
 GGUF = ".gguf"  # ends the name of a model in one file
@@ -69,8 +69,6 @@ def _folder(place: str) -> Path | Read:
     here, and is left as it is."""
     if Path(place).suffix != GGUF:
         return Path(place)
-    from draftproof.models.files import gguf_file
-
     quiet_transformers()
     found = gguf_file.converted(Path(place))
     return found if isinstance(found, Path) else Read(*found)
@@ -91,7 +89,6 @@ def _by_transformers(name: str, place: str, precision: Any) -> Read:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from draftproof.models.checkpoint import check_config, check_weights
-    from draftproof.models.files import gguf_file, packed
 
     quiet_transformers()
     folder = _folder(place)
@@ -167,6 +164,8 @@ def _announce(name: str) -> None:
 def _explain(name: str, error: Exception) -> str:
     """One line that explains why a model did not load."""
     reason = first_line(error)
+    if name.endswith(GGUF) and (copy := gguf_file.place(Path(name).expanduser())).exists():
+        return f"the copy of {name} in {copy} is damaged ({reason}): delete that folder and try again"
     if name == "tiny":
         return f"the model {name!r} of this installation is damaged ({reason}): install draftproof again"
     if name == "smollm2":

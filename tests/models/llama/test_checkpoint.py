@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
 import draftproof as dp
-from draftproof.models import registry
+from draftproof.models import reading
 from draftproof.models.files import bundled
 from draftproof.models.hf import HFModel
 from draftproof.models.llama.checkpoint import open_folder
@@ -160,7 +160,7 @@ def test_files_that_are_not_understood_are_left_to_transformers(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_the_packaged_model_is_the_one_that_transformers_reads(dtype, monkeypatch):
     ours = dp.load("tiny", dtype=dtype, device="cpu")
-    monkeypatch.setattr(registry, "_fused", lambda *arguments: None)
+    monkeypatch.setattr(reading, "_fused", lambda *arguments: None)
     theirs = dp.load("tiny", dtype=dtype, device="cpu")
     with torch.no_grad():
         assert torch.equal(ours.network(IDS).logits, theirs.network(IDS).logits)

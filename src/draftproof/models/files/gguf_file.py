@@ -29,7 +29,7 @@ def converted(gguf: Path) -> Path | tuple[Any, Any]:
 
     Where the cache folder cannot be written the file is converted on every call, and network and tokenizer returned.
     """
-    folder = _place(gguf)
+    folder = place(gguf)
     unkept = None if folder.is_dir() else _keep(gguf, folder)
     if unkept is not None:
         return unkept
@@ -89,7 +89,7 @@ def save(network: Any, tokenizer: Any, gguf: Path, folder: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _place(gguf: Path) -> Path:
+def place(gguf: Path) -> Path:
     """Where the copy of this file is, or will be: another file, or a changed one, has another place."""
     about = gguf.stat()
     facts = (gguf.resolve(), about.st_size, about.st_mtime_ns, FORMAT, version("transformers"))
