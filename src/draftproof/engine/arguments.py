@@ -34,6 +34,16 @@ class TextSettings(TypedDict, total=False):
     continue_final_message: bool
 
 
+class RequestSettings(TextSettings, total=False):
+    """The settings of a request to an engine; `Engine.add_samples` documents those that a text does not have."""
+
+    draft: Named | None
+    verify: str | None
+    tree: Tree | str | None
+    prediction: str | Sequence[int] | None
+    speculate: bool
+
+
 class EngineSettings(TypedDict, total=False):
     """The settings of an `Engine`, which documents them."""
 
@@ -43,6 +53,7 @@ class EngineSettings(TypedDict, total=False):
     tree: Tree | str | None
     rows: int
     length: int
+    kept: int
     compile: bool
 
 

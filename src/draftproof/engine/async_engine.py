@@ -8,7 +8,15 @@ import weakref
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, overload
 
-from draftproof.engine.arguments import EngineSettings, Named, Prompt, Settings, TextSettings, check_names, one_prompt
+from draftproof.engine.arguments import (
+    EngineSettings,
+    Named,
+    Prompt,
+    RequestSettings,
+    Settings,
+    check_names,
+    one_prompt,
+)
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.engine import Engine
 from draftproof.engine.generate import prepare
@@ -123,7 +131,7 @@ class AsyncEngine:
         self._worker = Worker()
         weakref.finalize(self, self._worker.stop, abort=True).atexit = False
 
-    def add_request(self, prompt: Prompt, *, n: int = 1, **settings: Unpack[TextSettings]) -> AsyncRequest:
+    def add_request(self, prompt: Prompt, *, n: int = 1, **settings: Unpack[RequestSettings]) -> AsyncRequest:
         """Queue a request for n samples of one prompt, which share its prefill; it starts at once if rows are free.
 
         The settings are those of `Engine.add_request`. Wrong ones raise where the request is awaited.
@@ -135,18 +143,18 @@ class AsyncEngine:
 
         return AsyncRequest(self._worker, self._worker.submit(opens), n, owner=self)
 
-    def stream(self, prompt: Prompt, **settings: Unpack[TextSettings]) -> AsyncRequest:
+    def stream(self, prompt: Prompt, **settings: Unpack[RequestSettings]) -> AsyncRequest:
         """Generate one text piece by piece: `async for piece in engine.stream(...)`."""
         return self.add_request(prompt, **settings)
 
     @overload
-    async def generate(self, prompt: Prompt, *, n: None = None, **settings: Unpack[TextSettings]) -> Output: ...
+    async def generate(self, prompt: Prompt, *, n: None = None, **settings: Unpack[RequestSettings]) -> Output: ...
 
     @overload
-    async def generate(self, prompt: Prompt, *, n: int, **settings: Unpack[TextSettings]) -> list[Output]: ...
+    async def generate(self, prompt: Prompt, *, n: int, **settings: Unpack[RequestSettings]) -> list[Output]: ...
 
     async def generate(
-        self, prompt: Prompt, *, n: int | None = None, **settings: Unpack[TextSettings]
+        self, prompt: Prompt, *, n: int | None = None, **settings: Unpack[RequestSettings]
     ) -> Output | list[Output]:
         """Generate one text, or a list of `n` independent ones."""
         outputs = await self.add_request(prompt, n=1 if n is None else n, **settings)._finished()

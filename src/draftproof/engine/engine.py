@@ -13,7 +13,7 @@ from draftproof.engine.arguments import (
     Drafts,
     Named,
     Prompt,
-    TextSettings,
+    RequestSettings,
     check_logprobs,
     check_text,
     encode,
@@ -74,10 +74,10 @@ class Engine:
         self.scheduler = Scheduler(rows, self._steppers)
         self._variants: dict[tuple[Any, ...], Setup] = {}  # for requests with settings of their own
 
-    def add_request(self, prompt: Prompt, **settings: Unpack[TextSettings]) -> Request:
+    def add_request(self, prompt: Prompt, **settings: Unpack[RequestSettings]) -> Request:
         """Add a request; its `.output` grows with every step and is complete once `.finish` says why it ended.
 
-        The settings are those of `generate`: sampling, draft_sampling, max_new_tokens, stop, seed, logprobs and chat.
+        The settings are those of a text in `generate` and those of `add_samples`.
         """
         return self.add_samples(prompt, 1, **settings)[0]
 
