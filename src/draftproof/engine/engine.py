@@ -34,7 +34,7 @@ class Engine:
         target: Named,
         *,
         draft: Drafts = "auto",
-        verify: str = "block",
+        verify: str = "auto",
         lossy: str | None = None,
         tree: Tree | str | None = None,
         rows: int = 16,

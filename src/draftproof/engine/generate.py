@@ -12,7 +12,9 @@ from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
 from draftproof.engine.tuning import Auto
-from draftproof.errors import DraftproofError, whole
+from draftproof.errors import whole
+from draftproof.models.base import Model, default_sampling
+from draftproof.rule import Rule
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -40,12 +42,13 @@ def generate(
                     token ids, taken as they are
     draft           a model, a name of `draftproof list`, a list of those (the k-th drafts sibling k), or None; "auto"
                     is a trained head where there is one for the target
-    verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
+    verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone. "auto" is
+                    block verification, or for a tree that it does not take the best rule that does
     lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
     tree            shape of the draft, or its name ("chain:5"); "auto", the default, tunes it step by step and stops
                     drafting where that does not pay; an `Auto` passed to several calls keeps what it has learned
     draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
-    sampling        what law the text follows
+    sampling        what law the text follows; None: the model's own settings, those of its generation_config.json
     draft_sampling  shapes the draft only and never changes that law; `sampling` by default
     max_new_tokens  the text also ends at an end token, a stop string, or where the context is full
     stop            one string or several, before which the text ends
@@ -71,7 +74,7 @@ def generate(
 
 
 def stream(target: Named, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
-    """Generate one text piece by piece; `.output` holds the whole once it is finished. Settings as in `generate`."""
+    """Generate one text piece by piece; `.output` holds the text so far. Settings as in `generate`."""
     check_names(settings)
     scheduler, (request,) = prepare(target, prompt, 1, **settings)
     return Stream(scheduler, request)
@@ -97,9 +100,9 @@ class Stream:
 
     @property
     def output(self) -> Output:
-        if not self._request.finish:
-            raise DraftproofError("the text is not finished: iterate to the end before reading `.output`")
-        return self._request.output
+        """The text; before its end the text so far, with finish "cancelled"."""
+        output = self._request.output
+        return output if output.finish else output._replace(finish="cancelled")
 
 
 def prepare(
@@ -108,7 +111,7 @@ def prepare(
     n: int = 1,
     *,
     draft: Drafts = "auto",
-    verify: str = "block",
+    verify: str = "auto",
     lossy: str | None = None,
     tree: Tree | Auto | str | None = None,
     draw: str | None = None,
@@ -123,7 +126,11 @@ def prepare(
     """A scheduler with n requests for one prompt, everything checked. The settings are those of `generate`."""
     max_new_tokens = whole("max_new_tokens", max_new_tokens)
     stops = check_text(stop, sampling, draft_sampling)
-    controls = sampling or Sampling()
+
+    def tempers(rule: Rule, host: Model) -> bool:
+        controls = default_sampling(host) if sampling is None else sampling
+        return draft_sampling is None and may_temper(rule, controls)
+
     setup = Setup.of(
         target,
         draft,
@@ -132,13 +139,13 @@ def prepare(
         tree=tree,
         draw=draw,
         repeatable=seed is not None,
-        tempers=lambda rule: draft_sampling is None and may_temper(rule, controls),
+        tempers=tempers,
         compile=compile,
     )
     samplings, chosen, ids = setup.suited(sampling, draft_sampling), new_seed(seed), encode(setup.target, prompt, chat)
-    tempers = draft_sampling is None and may_temper(setup.rule, controls)
+    heated = tempers(setup.rule, setup.target)
     requests = [
-        setup.request(ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=tempers)
+        setup.request(ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=heated)
         for i in range(n)
     ]
     scheduler = setup.scheduler(n, len(ids) + max_new_tokens, reuse=True)

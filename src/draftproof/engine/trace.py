@@ -38,6 +38,7 @@ class Trace:
     shapes: Counter[str] = field(default_factory=Counter)  # that tree="auto" chose -> steps
     steps: list[Step] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)  # reasons why drafting was stopped
+    chosen_for: str = ""  # the shape for which this verifier was chosen, where none was named and it is not the default
 
     @property
     def tree(self) -> str:
@@ -104,8 +105,9 @@ class Trace:
         ]
         if self.drafted:
             share = self.accepted / self.drafted
+            chosen = f", chosen for {self.chosen_for}" if self.chosen_for else ""
             lines.append(
-                f"draft {self.drafter}, verifier {self.verifier}: {self.accepted} of {self.drafted} guesses accepted "
+                f"draft {self.drafter}, verifier {self.verifier}{chosen}: {self.accepted} of {self.drafted} guesses accepted "
                 f"({share:.0%}); expected {self.expected_per_call:.2f} tokens a call"
             )
             lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))
@@ -127,6 +129,7 @@ class Trace:
         """The statistics as a dictionary for JSON."""
         return {
             "verifier": self.verifier,
+            "chosen_for": self.chosen_for,
             "drafter": self.drafter,
             "tree": self.tree,
             "shapes": dict(self.shapes),

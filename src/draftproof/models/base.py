@@ -19,6 +19,7 @@ import numpy as np
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
+from draftproof.sampling import Sampling
 
 
 class Session(Protocol):
@@ -177,6 +178,13 @@ class KnowsItself(Protocol):
     def facts(self) -> ModelFacts: ...
 
 
+class HasSampling(Protocol):
+    """Comes with sampling settings of its own, such as those of a generation_config.json."""
+
+    @property
+    def default_sampling(self) -> Sampling: ...
+
+
 class ReadsHiddenStates(Protocol):
     """A drafter whose session reads hidden states of the target's session."""
 
@@ -213,6 +221,12 @@ def facts(model: object) -> ModelFacts:
     """What is known of a model without running it."""
     known = offers(model, KnowsItself)
     return ModelFacts() if known is None else known.facts
+
+
+def default_sampling(model: object) -> Sampling:
+    """What a model is sampled with where the caller names no sampling; most have none, and their law stays as it is."""
+    own = offers(model, HasSampling)
+    return Sampling() if own is None else own.default_sampling
 
 
 def taps(model: object) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,19 @@ from draftproof.models.base import ModelFacts
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.masks import additive
 from draftproof.models.llama.placement import placed
+from draftproof.sampling import Sampling
+
+# sampling controls of generation_config.json, which have the same names and meanings here
+CONFIGURED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "repetition_penalty",
+)
 
 
 class HFModel:
@@ -56,6 +69,22 @@ class HFModel:
         weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
         fused = not isinstance(self.network, PreTrainedModel)  # rebuilt from our own layers
         return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if fused else 0.1)
+
+    @cached_property
+    def default_sampling(self) -> Sampling:
+        """The sampling controls that generation_config.json sets.
+
+        Its `do_sample` is no control: a text is drawn from the model's law unless a temperature of 0 is asked for.
+        """
+        config = getattr(self.network, "generation_config", None)
+        stated = {} if config is None else config.to_diff_dict()  # without what transformers fills in by itself
+        try:
+            return Sampling(**{name: stated[name] for name in CONFIGURED if stated.get(name) is not None})
+        except DraftproofError as error:
+            raise DraftproofError(
+                f"generation_config.json of {self.name!r} cannot be used ({error}): correct it, or leave it out with "
+                "--no-generation-config or sampling=Sampling()"
+            ) from error
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
         """`taps`: hidden states to keep for a drafter that reads them, as transformers numbers them."""
