@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from draftproof.commands.cli import app
+from draftproof.commands.app import app
 
 
 def sections() -> str:

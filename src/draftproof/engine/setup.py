@@ -70,8 +70,12 @@ class Setup:
         repeatable    shapes must not depend on the clock or on neighbours: the same seed gives the same text
         tempers       the draft's temperature may be tuned; or a function of rule and target that says so
         """
-        shape, rule = _shape(tree), choose_rule(verify, lossy)  # first: what is wrong fails before a model is loaded
-        if shape is not None and verify != "auto" and any(one != "none" for one in _named(draft)):
+        shape, rule = (
+            asked_shape(tree),
+            choose_rule(verify, lossy),
+        )  # first: what is wrong fails before a model is loaded
+        named = verify != "auto" or lossy is not None
+        if shape is not None and named and any(one != "none" for one in _named(draft)):
             choose_draw(rule, shape, draw)
         host, drafts = open_models(target, draft)
         chosen_for = ""
@@ -190,7 +194,7 @@ def _named(draft: Drafts) -> list[Any]:
     return [] if draft is None else [*draft] if isinstance(draft, list | tuple) else [draft]
 
 
-def _shape(tree: Tree | Auto | str | None) -> Tree | None:
+def asked_shape(tree: Tree | Auto | str | None) -> Tree | None:
     """The shape that the caller asks for; None where it is tuned."""
     if isinstance(tree, Auto):
         return tree.example

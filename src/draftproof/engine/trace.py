@@ -107,8 +107,9 @@ class Trace:
             share = self.accepted / self.drafted
             chosen = f", chosen for {self.chosen_for}" if self.chosen_for else ""
             lines.append(
-                f"draft {self.drafter}, verifier {self.verifier}{chosen}: {self.accepted} of {self.drafted} guesses accepted "
-                f"({share:.0%}); expected {self.expected_per_call:.2f} tokens a call"
+                f"draft {self.drafter}, verifier {self.verifier}{chosen}: "
+                f"{self.accepted} of {self.drafted} guesses accepted ({share:.0%}); "
+                f"expected {self.expected_per_call:.2f} tokens a call"
             )
             lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))
             lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))

@@ -20,7 +20,9 @@ def choose_device(name: str | None, dtype: str = "float32") -> str:
 
     if dtype == "int8":
         if name not in (None, "auto", "cpu"):
-            raise DraftproofError(f"int8 weights run on the CPU, not on {name!r}: choose another dtype, or leave it out")
+            raise DraftproofError(
+                f"int8 weights run on the CPU, not on {name!r}: choose another dtype, or leave it out"
+            )
         return "cpu"
     if name is None or name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
