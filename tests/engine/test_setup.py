@@ -116,6 +116,8 @@ def test_a_model_without_settings_keeps_its_law():
 
 def test_a_wrong_setting_of_the_model_names_its_file(configured):
     model = configured(top_p=7.0)
-    with pytest.raises(dp.DraftproofError, match=r"generation_config\.json of .* \(top_p must be .*--no-generation-conf"):
+    with pytest.raises(
+        dp.DraftproofError, match=r"generation_config\.json of .* \(top_p must be .*--no-generation-conf"
+    ):
         dp.generate(model, "hello")
     assert dp.generate(model, "hello", sampling=dp.Sampling(), max_new_tokens=3).tokens

@@ -39,7 +39,7 @@ def test_a_folder_loads_and_writes(folder):
 def test_precision_is_asked_for_by_name(folder):
     assert str(dp.load(str(folder), dtype="bfloat16").network.dtype) == "torch.bfloat16"
     for name in ("int3", "float8_e4m3fn", "Tensor"):
-        with pytest.raises(dp.DraftproofError, match=f"unknown dtype '{name}': .*use float32"):
+        with pytest.raises(dp.DraftproofError, match=f"unknown dtype '{name}': use float32"):
             dp.load(str(folder), dtype=name)
 
 
@@ -279,7 +279,7 @@ def test_that_auto_found_no_drafter_is_said(monkeypatch):
         ({"device": "meta"}, "device 'meta' is not available here: use auto or cpu"),  # holds no numbers
         ({"device": "cpu:7"}, "device 'cpu:7' is not available here: the last one is cpu:0"),
         ({"device": "cuda", "dtype": "int8"}, "int8 weights run on the CPU, not on 'cuda'"),
-        ({"dtype": "bfloat61"}, "unknown dtype 'bfloat61': did you mean 'bfloat16'"),
+        ({"dtype": "bfloat61"}, "unknown dtype 'bfloat61': use float32, bfloat16, float16 or int8"),
     ],
 )
 def test_a_wrong_device_or_precision_fails_before_anything_is_loaded(settings, message):

@@ -25,7 +25,7 @@ from draftproof.commands.shared import (
     TopP,
 )
 from draftproof.commands.text_options import given, own_controls
-from draftproof.errors import DraftproofError, whole
+from draftproof.errors import DraftproofError
 from draftproof.paths import check_writable
 
 if TYPE_CHECKING:
@@ -125,8 +125,9 @@ def collect(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
     Sampling(**controls)  # raises if one is wrong
-    whole("samples", samples)
-    whole("max_new_tokens", max_new_tokens)
+    for name, number in (("samples", samples), ("max_new_tokens", max_new_tokens)):
+        if number < 1:
+            raise DraftproofError(f"{name} must be at least 1, not {number}")
     check_seed(seed)
     if source not in SOURCES and not source.startswith(("http://", "https://")):
         raise DraftproofError(f"unknown source {source!r}: use {', '.join(SOURCES)} or a URL")

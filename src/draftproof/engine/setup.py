@@ -70,12 +70,9 @@ class Setup:
         repeatable    shapes must not depend on the clock or on neighbours: the same seed gives the same text
         tempers       the draft's temperature may be tuned; or a function of rule and target that says so
         """
-        shape, rule = (
-            asked_shape(tree),
-            choose_rule(verify, lossy),
-        )  # first: what is wrong fails before a model is loaded
-        named = verify != "auto" or lossy is not None
-        if shape is not None and named and any(one != "none" for one in _named(draft)):
+        rule = choose_rule(verify, lossy)  # first, so that what is wrong fails before a model is loaded
+        shape = asked_shape(tree) if any(one != "none" for one in _named(draft)) else None
+        if shape is not None and (verify != "auto" or lossy is not None):
             choose_draw(rule, shape, draw)
         host, drafts = open_models(target, draft)
         chosen_for = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftproof.errors import DraftproofError, nearest
+from draftproof.errors import DraftproofError
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:1", "mps")  # as examples; torch may know others
 PRECISIONS = ("float32", "bfloat16", "float16", "int8")
@@ -56,9 +56,7 @@ def check_precision(dtype: str) -> str:
     """The name of a precision that weights can have, without torch's prefix."""
     name = str(dtype).removeprefix("torch.")
     if name not in (*PRECISIONS, "float64"):
-        near = nearest(name, PRECISIONS, cutoff=0.6)
-        hint = f"did you mean {near!r}? Or " if near else ""
-        raise DraftproofError(f"unknown dtype {name!r}: {hint}use {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}")
+        raise DraftproofError(f"unknown dtype {name!r}: use {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}")
     return name
 
 
