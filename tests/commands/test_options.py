@@ -167,7 +167,7 @@ def test_collected_texts_follow_the_model_too(draftproof, configured, tmp_path):
     words = ("collect", "engine", str(tmp_path / "p.txt"), str(tmp_path / "t.jsonl"), "--target", str(configured))
     assert draftproof(*words, "-n", "4", "--top-p", "0.8")[0] == 0
     line = json.loads((tmp_path / "t.jsonl").read_text())
-    assert line["settings"] == {"temperature": 0.5, "top_p": 0.8}
+    assert line["sampling"] | {"end_tokens": 0} == {"temperature": 0.5, "top_p": 0.8, "end_tokens": 0}
 
 
 def test_samples_are_those_of_generate(draftproof, folder):

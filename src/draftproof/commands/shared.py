@@ -52,8 +52,12 @@ MinP = Annotated[
 ]
 TypicalP = Annotated[float | None, _control("Keep the most typical tokens with this total probability; 1 is off.", "1")]
 RepetitionPenalty = Annotated[float | None, _control("Penalty on tokens of prompt and output; 1 is off.", "1")]
-PresencePenalty = Annotated[float | None, typer.Option(help="Penalty on tokens of the output; 0 is off.")]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="Penalty for each use in the output; 0 is off.")]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Penalty on tokens of the output; 0 is off.", show_default="0")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(help="Penalty for each use in the output; 0 is off.", show_default="0")
+]
 NoGenerationConfig = Annotated[
     bool, typer.Option("--no-generation-config", help="Ignore the sampling settings of the model's own file.")
 ]
