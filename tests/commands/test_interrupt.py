@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from draftproof.engine.scheduler import Scheduler
+from tests.support import tiny
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 LONG = ("generate", "Tell a story", "--target", "tiny", "-n", "2000", "--ignore-eos", "--seed", "1")
@@ -125,9 +126,9 @@ def test_a_closed_pipe_is_quiet():
 
 
 def test_a_stopped_batch_goes_on(tmp_path):
-    (tmp_path / "prompts.txt").write_text("".join(f"Story {i}\n" for i in range(12)))
-    out = tmp_path / "texts.jsonl"
-    words = ["generate", "--target", "tiny", "--draft", "ngram", "-n", "40", "--ignore-eos", "--seed", "3"]
+    (tmp_path / "prompts.txt").write_text("".join(f"Story {i}\n" for i in range(60)))
+    out, model = tmp_path / "texts.jsonl", str(tiny.save(tmp_path / "model"))
+    words = ["generate", "--target", model, "--draft", "none", "-n", "30", "--ignore-eos", "--seed", "3"]
     words += ["--prompts", str(tmp_path / "prompts.txt"), "--out", str(out), "--rows", "2"]
     process = start(*words)
     while not (out.exists() and out.read_text().count("\n") > 1) and process.poll() is None:
@@ -135,11 +136,11 @@ def test_a_stopped_batch_goes_on(tmp_path):
     code, _, err = interrupt(process)
     lines = out.read_text().splitlines()
     assert code == 130
-    assert 1 < len(lines) < 12
-    assert f"stopped: {len(lines)} of 12 texts are in {out}; the same command goes on\n" in err
+    assert 1 < len(lines) < 60
+    assert f"stopped: {len(lines)} of 60 texts are in {out}; the same command goes on\n" in err
     again = start(*words)
     assert again.communicate(timeout=120)[0] == ""
     assert again.returncode == 0
     texts = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(text["index"] for text in texts) == list(range(12))
+    assert sorted(text["index"] for text in texts) == list(range(60))
     assert out.read_text().splitlines()[: len(lines)] == lines

@@ -60,7 +60,7 @@ def configured(tmp_path_factory):
         (("limits", "--tokens", "0"), "tokens must be at least 1"),
         (("limits", "--dtype", "x"), "unknown dtype 'x'"),
         (("limits", "--device", "x"), "unknown device 'x'"),
-        (("limits", "--draft", "none"), "--draft none leaves nothing to measure"),
+        (("limits", "--draft", "none"), "--draft none finds no drafter"),
         (("audit", "FILE", "--alpha", "2"), "alpha must be between 0 and 1"),
         (("audit", "FILE", "--tolerance", "1"), "tolerance must be at least 0"),
         (("audit", "FILE", "--dtype", "x"), "unknown dtype 'x'"),

@@ -44,7 +44,7 @@ def limits(
     if plot is not None:
         report.check_plot(plot)
     if draft == "none":
-        raise DraftproofError("--draft none leaves nothing to measure: name a drafter, such as ngram")
+        raise DraftproofError(f"--draft none finds no drafter for {target!r}: name one, such as ngram")
     texts = list(PROMPTS) if prompts is None else read(prompts)
     model = load(target, dtype=dtype, device=device)
     guesser = drafter(draft, model)
