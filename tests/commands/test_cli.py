@@ -244,6 +244,6 @@ def test_the_version_is_told(draftproof):
 
 
 def test_help_does_not_wait_for_torch():
-    told = "import sys, draftproof.commands.cli; print('torch' in sys.modules)"
+    told = "import sys, draftproof.commands.app; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
