@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from draftproof.commands.cli import app
+from draftproof.commands.app import app
 
 
 def sections() -> str:
@@ -33,7 +33,12 @@ def _section(name: str, command: Any) -> str:
 
 def _row(parameter: Any) -> str:
     names = parameter.opts if parameter.param_type_name == "option" else [parameter.name.upper()]
-    cells = (", ".join(f"`{name}`" for name in names), _default(parameter.default), parameter.help or "")
+    shown = parameter.show_default if parameter.param_type_name == "option" else None
+    default = shown if isinstance(shown, str) else _default(parameter.default)
+    meaning = parameter.help or ""
+    if parameter.metavar and "|" in parameter.metavar:
+        meaning = f"{meaning.removesuffix('.')} ({', '.join(parameter.metavar.split('|'))})."
+    cells = (", ".join(f"`{name}`" for name in names), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

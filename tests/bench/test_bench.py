@@ -190,9 +190,9 @@ def test_the_target_may_be_inflated_and_the_drafter_blurred(folders, monkeypatch
     [
         (("--batch", "1,x"), "batch takes numbers separated by commas, not '1,x'"),
         (("--batch", "0"), "batch must be at least 1, not 0"),
-        (("--temperature", "-1"), "temperature must be 0 or more, not -1.0"),
+        (("--temperature", "-1"), "temperature must be 0 (greedy) or a positive number"),
         (("--verify", "blok"), "unknown verifier 'blok'"),
-        (("--tree", "star:2"), "verifier 'block' works on chain drafts only: choose such a tree"),
+        (("--verify", "block", "--tree", "star:2"), "verifier 'block' works on chain drafts only: choose such a tree"),
         (("--inflate", "9b"), "unknown shape '9b'"),
         (("--inflate", "8b", "--dtype", "int8"), "inflate does not work with int8 weights"),
         (("--inflate", "8b", "--dtype", "float33"), "unknown dtype 'float33': use float32"),

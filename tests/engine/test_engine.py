@@ -338,7 +338,7 @@ def test_mistakes_are_named_at_once():
         with pytest.raises(dp.DraftproofError, match=f"{what} must be a whole number of at least 1, not {wrong!r}"):
             dp.Engine(tiny.model(), **{what: wrong})
     with pytest.raises(dp.DraftproofError, match="'block' works on chain drafts only"):
-        dp.Engine(tiny.model(), draft="ngram", tree=dp.Tree.star(3))
+        dp.Engine(tiny.model(), draft="ngram", verify="block", tree=dp.Tree.star(3))
     assert engine.is_finished
 
 

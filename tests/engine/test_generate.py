@@ -276,6 +276,14 @@ def test_pieces_tell_where_they_come_from():
     assert {p.kind for p in dp.stream(chain_model(text), [0], draft=None)} == {"plain"}
 
 
+def test_the_output_of_an_unfinished_stream_is_the_text_so_far():
+    writing = dp.stream(chain_model("hello"), [0], draft=None, max_new_tokens=50)
+    next(writing)
+    assert (writing.output.text, writing.output.finish) == ("h", "cancelled")
+    assert "".join(piece.text for piece in writing) == "ello"  # reading it has not ended the text
+    assert (writing.output.text, writing.output.finish) == ("hello", "end")
+
+
 # When the drafter fails
 
 
@@ -405,8 +413,10 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         ({"verify": "blok"}, "unknown verifier 'blok': did you mean 'block'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be"),
-        ({"tree": dp.Tree.star(3)}, "'block' works on chain drafts only"),
-        ({"draw": "fixed"}, "'block' is not exact for 'fixed' draws: use iid"),
+        ({"tree": dp.Tree.star(3), "verify": "block"}, r"'block' works on chain .* this tree \(csbv, traversal, sbv\)"),
+        ({"tree": dp.Tree.star(3), "lossy": "typical"}, "'typical' works on chain drafts only"),
+        ({"verify": "block", "lossy": "typical"}, "name different rules"),
+        ({"draw": "fixed", "verify": "block"}, "'block' is not exact for 'fixed' draws: use iid"),
         ({"n": 0}, "n must be a whole number of at least 1, not 0"),
         ({"n": 1.5}, "n must be a whole number of at least 1, not 1.5"),
         ({"n": True}, "n must be a whole number of at least 1, not True"),

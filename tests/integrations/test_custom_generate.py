@@ -146,7 +146,7 @@ def test_a_model_in_training_is_so_afterwards():
     ("change", "message"),
     [
         ({"draft_temperature": "hot"}, "temperature must be 0 .* not 'hot'"),
-        ({"tree": dp.Tree.star(3)}, "works on chain drafts only"),
+        ({"tree": dp.Tree.star(3), "verify": "block"}, "works on chain drafts only"),
         ({"tree": dp.Tree((-1, 0, 1, 0)), "verify": "match"}, "is not numbered level by level"),
     ],
 )

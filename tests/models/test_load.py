@@ -255,9 +255,27 @@ def test_that_auto_found_no_drafter_is_said(monkeypatch):
     assert "no drafter: plain sampling, a target call for every token" in out.trace.summary()
 
 
-def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(dp.DraftproofError, match=r"tiny cannot be put on 'nowhere' .* name another device"):
-        dp.load("tiny", device="nowhere")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "nowhere"}, "unknown device 'nowhere': use auto, cpu, cuda, cuda:1 or mps"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not available here"),
+        ({"device": "meta"}, "device 'meta' is not available here: use auto or cpu"),  # holds no numbers
+        ({"device": "cpu:7"}, "device 'cpu:7' is not available here: the last one is cpu:0"),
+        ({"device": "cuda", "dtype": "int8"}, "int8 weights run on the CPU, not on 'cuda'"),
+        ({"dtype": "bfloat61"}, "unknown dtype 'bfloat61': use float32, bfloat16, float16 or int8"),
+    ],
+)
+def test_a_wrong_device_or_precision_fails_before_anything_is_loaded(settings, message):
+    with pytest.raises(dp.DraftproofError, match=message):
+        dp.load("no-such-model", **settings)
+
+
+@pytest.mark.parametrize("device", [None, "auto", "cpu", "cpu:0"])
+def test_a_device_is_asked_for_by_name(device):
+    assert dp.load("tiny", device=device).network.device.type == (
+        "cuda" if device in (None, "auto") and torch.cuda.is_available() else "cpu"
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def run(*words: str, monkeypatch, capsys):
 def own(err: str) -> str:
     """What the program itself says on standard error; other packages may have a word to say on their first import."""
     start = ("error: ", "note: ", "compared ", "finished: ", "draft ", "accepted ", "time ", "tree ", "drafting ")
+    start += ("sampling ",)
     lines = err.splitlines(keepends=True)
     assert not any(line.startswith("Traceback") for line in lines), err
-    return "".join(line for line in lines if line.startswith(start) or " tokens in " in line)
+    return "".join(line for line in lines if line.startswith(start) or " tokens in " in line or " texts " in line)

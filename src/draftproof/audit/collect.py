@@ -36,7 +36,7 @@ def engine(
     *,
     samples: int = 1,
     draft: Model | None = None,
-    verify: str = "block",
+    verify: str = "auto",
     tree: Tree | None = None,
     max_new_tokens: int = 128,
     seed: int = 0,

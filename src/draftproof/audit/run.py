@@ -40,6 +40,14 @@ class Twin(NamedTuple):
     quarter: np.ndarray
 
 
+def check(alpha: float, tolerance: float) -> None:
+    """Raise if a setting of the audit is wrong."""
+    if not 0 < alpha < 1:
+        raise DraftproofError(f"alpha must be between 0 and 1, not {alpha!r}")
+    if not 0 <= tolerance < 0.5:
+        raise DraftproofError(f"tolerance must be at least 0 and below 0.5, in total variation, not {tolerance!r}")
+
+
 def audit(
     transcripts: Iterable[Transcript],
     target: Model,
@@ -61,10 +69,7 @@ def audit(
     >>> audit(biased, coin, tolerance=0.0).exact
     False
     """
-    if not 0 < alpha < 1:
-        raise DraftproofError(f"alpha must be between 0 and 1, not {alpha!r}")
-    if not 0 <= tolerance < 0.5:
-        raise DraftproofError(f"tolerance must be at least 0 and below 0.5, in total variation, not {tolerance!r}")
+    check(alpha, tolerance)
     if draft is not None:
         check_vocabularies(target, draft)
         parts = draft.parts if isinstance(draft, Fallback) else [draft]

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
 from draftproof.bench import ours, theirs
 from draftproof.bench.engine import Options, longest, setting, speculative
 from draftproof.bench.pair import Pair
@@ -57,9 +55,8 @@ class Speeds(NamedTuple):
     rounds: int = ROUNDS
 
 
-def compare(candidates: Sequence[Candidate], prompt: Ids, temperature: float, seed: int) -> Speeds:
+def compare(candidates: Sequence[Candidate], prompt: Ids, temperature: float, seed: int, device: str) -> Speeds:
     """Compare candidates quickly on one prompt, in turns."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     workload = Workload(1, TOKENS, len(prompt))
     warm = warm_up(candidates, workload._replace(tokens=FIRST), [prompt], [temperature], device, lambda line: None)
     names = {candidate.name for candidate in warm}  # of those that run here

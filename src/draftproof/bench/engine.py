@@ -14,6 +14,7 @@ from draftproof.bench.turns import Candidate, Ids, Workload, take_turns, warm_up
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.noise import check_seed
+from draftproof.sampling import Sampling
 
 
 class Options(NamedTuple):
@@ -33,8 +34,8 @@ class Options(NamedTuple):
         for name, values in (("batch", self.batches), ("tokens", (self.tokens,)), ("repeat", (self.repeat,))):
             if not values or min(values) < 1:
                 raise DraftproofError(f"{name} must be at least 1, not {min(values, default='empty')}")
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise DraftproofError(f"temperature must be 0 or more, not {min(self.temperatures, default='empty')}")
+        for temperature in self.temperatures:
+            Sampling(temperature=temperature)  # raises if it is none
         check_seed(self.seed)
         return self
 

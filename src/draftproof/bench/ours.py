@@ -27,7 +27,7 @@ class Contender(NamedTuple):
 
     def setup(self) -> Setup:
         """The set-up that generate() uses without a seed."""
-        verify = "block" if self.lossy is not None else self.verify
+        verify = "auto" if self.lossy is not None else self.verify
         tempers = self.lossy is None
         return Setup.of(
             self.target,

@@ -18,6 +18,7 @@ from draftproof.engine.arguments import encode
 from draftproof.errors import DraftproofError
 from draftproof.models import DRAFTERS, drafter, load, precision, read
 from draftproof.models.base import Model
+from draftproof.models.devices import choose_device
 from draftproof.models.drafters import head
 from draftproof.models.drafters.shared_tokens import fit
 from draftproof.models.hf import HFModel
@@ -36,7 +37,9 @@ class Pair(NamedTuple):
     dtype: str
 
 
-def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, blur: float = 0.0) -> Pair:
+def open_pair(
+    target: str, draft: str, dtype: str, inflate: str | None = None, blur: float = 0.0, device: str | None = None
+) -> Pair:
     """Load both models; transformers' side is float32 where ours is int8.
 
     inflate   shape of `draftproof.bench.inflate` for the target: the same function at the cost of a larger model
@@ -50,33 +53,33 @@ def open_pair(target: str, draft: str, dtype: str, inflate: str | None = None, b
         raise DraftproofError(f"blur needs a draft model with float weights, not {draft!r} in {dtype}: leave it out")
     if inflate and dtype == "int8":
         raise DraftproofError("inflate does not work with int8 weights: choose another dtype")
+    place = choose_device(device, dtype)
     if inflate:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         small, tokenizer = read(target, torch.float32)
-        theirs = inflation.inflate(small, inflation.shape(inflate), precision(dtype), device)
+        theirs = inflation.inflate(small, inflation.shape(inflate), precision(dtype), place)
         ours = HFModel(rebuild(theirs), tokenizer, f"{target} as {inflate}")  # the weights are shared
     else:
-        ours = load(target, dtype=dtype)
+        ours = load(target, dtype=dtype, device=place)
         theirs = as_transformers(ours, target, dtype)
-    device = str(ours.network.device.type)
+    kind = str(ours.network.device.type)
     if inflate and draft == "head":
         inflated = inflation.inflate_head(
             headnet.load(head.SHIPPED), small.config.num_hidden_layers, inflation.shape(inflate)
         )
-        return Pair(ours, head.HeadModel(ours, inflated), theirs, None, device, dtype)
+        return Pair(ours, head.HeadModel(ours, inflated), theirs, None, kind, dtype)
     if no_model:
-        return Pair(ours, drafter(draft, ours), theirs, None, device, dtype)
+        return Pair(ours, drafter(draft, ours), theirs, None, kind, dtype)
     if blur:
         network, tokenizer = read(draft, precision(dtype))
         inflation.blur(network, blur)
-        guesser = HFModel(rebuild(network.to(device)), tokenizer, draft)
+        guesser = HFModel(rebuild(network.to(place)), tokenizer, draft)
     else:
-        guesser = load(draft, dtype=dtype, device=device)
+        guesser = load(draft, dtype=dtype, device=place)
     fitted = fit(ours, guesser)
     assistant = None
     if fitted is guesser:  # transformers needs a shared vocabulary
         assistant = _read(network) if blur else as_transformers(guesser, draft, dtype)
-    return Pair(ours, fitted, theirs, assistant, device, dtype)
+    return Pair(ours, fitted, theirs, assistant, kind, dtype)
 
 
 def as_transformers(model: HFModel, name: str, dtype: str) -> Any:

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftproof.commands.shared import MinP, Precision, Raw, RepetitionPenalty, Temperature, TopK, TopP
+from draftproof.commands.shared import (
+    Device,
+    MinP,
+    NoGenerationConfig,
+    Precision,
+    Raw,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
+from draftproof.commands.text_options import given, own_controls
 from draftproof.errors import DraftproofError
 from draftproof.paths import check_writable
 
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
     from draftproof.sampling import Sampling
 
 Target = Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")]
+SOURCES = ("engine", "transformers", "assisted", "lookup", "vllm")
 
 
 def audit(
@@ -34,6 +46,7 @@ def audit(
     tolerance: Annotated[float, typer.Option(help="Allowance for rounding: total variation at each token.")] = 1e-4,
     html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.")] = None,
     dtype: Precision = "float32",
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Test whether the engine that wrote these transcripts is exact. Exit code 0: so far; 1: no; 2: bad input.
@@ -48,9 +61,10 @@ def audit(
 
     if not transcripts.is_file():
         raise DraftproofError(f"no transcripts at {transcripts}: create some with `draftproof collect`")
+    auditing.check(alpha, tolerance)
     if html is not None:
         check_writable(html, "the report")
-    model = load(target, dtype=dtype)
+    model = load(target, dtype=dtype, device=device)
     guesser = drafter(draft, model)
     texts = _counted(read(transcripts, model))
     report = auditing.audit(texts, model, draft=guesser, alpha=alpha, tolerance=tolerance)
@@ -79,42 +93,54 @@ def collect(
     out: Annotated[Path, typer.Argument(help="JSONL file to write.")],
     target: Target = "smollm2",
     draft: Annotated[str, typer.Option(help="For engine and assisted: as for generate, or none.")] = "none",
-    verify: Annotated[str, typer.Option(help="For engine: a rule of `draftproof list`.")] = "block",
+    verify: Annotated[
+        str, typer.Option(help="For engine: a rule of `draftproof list`; auto is block, or what the tree needs.")
+    ] = "auto",
     tree: Annotated[str, typer.Option(help="For engine: draft tree, such as chain:5.")] = "chain:5",
     model: Annotated[str, typer.Option(help="For a server: the model's name on it.")] = "",
     samples: Annotated[int, typer.Option(help="Samples per prompt.")] = 1,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum length of each text.")] = 128,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    no_generation_config: NoGenerationConfig = False,
     seed: Annotated[int, typer.Option(help="Random seed, for engines that take one.")] = 0,
     dtype: Precision = "float32",
+    device: Device = "auto",
     raw: Raw = False,
 ) -> None:
     """Sample texts from an engine and write them as transcripts for `draftproof audit`."""
     from draftproof.audit import write
+    from draftproof.draft import Tree
     from draftproof.engine.arguments import encode
+    from draftproof.engine.setup import best_rule, choose_draw, choose_rule
     from draftproof.models import load
     from draftproof.noise import check_seed
     from draftproof.prompts import read
     from draftproof.sampling import Sampling
 
-    sampling = Sampling(
+    controls = given(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    if samples < 1:
-        raise DraftproofError(f"samples must be at least 1, not {samples}")
-    if max_new_tokens < 1:
-        raise DraftproofError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    Sampling(**controls)  # raises if one is wrong
+    for name, number in (("samples", samples), ("max_new_tokens", max_new_tokens)):
+        if number < 1:
+            raise DraftproofError(f"{name} must be at least 1, not {number}")
     check_seed(seed)
+    if source not in SOURCES and not source.startswith(("http://", "https://")):
+        raise DraftproofError(f"unknown source {source!r}: use {', '.join(SOURCES)} or a URL")
+    if source == "engine" and draft != "none":
+        shape = Tree.parse(tree)
+        choose_draw(best_rule(shape) if verify == "auto" else choose_rule(verify, None), shape, None)
     questions = read(prompts)
     check_writable(out, "transcripts")
     if out.exists() and out.samefile(prompts):
         raise DraftproofError(f"{out} contains the prompts: choose another file for the transcripts")
     theirs = source in ("transformers", "lookup", "assisted")  # they generate with transformers' own network
-    loaded = load(target, dtype=dtype, lean=not theirs)
+    loaded = load(target, dtype=dtype, device=device, lean=not theirs)
+    sampling = Sampling(**({} if no_generation_config else own_controls(loaded, controls)), **controls)
     ids = [encode(loaded, question, chat=not raw) for question in questions]
     settings: dict[str, Any] = {"samples": samples, "max_new_tokens": max_new_tokens}
     if not source.startswith("http"):
@@ -160,4 +186,4 @@ def _source(
             return collectors.vllm(model, target, prompts, sampling, **settings)
         case url if url.startswith(("http://", "https://")):
             return collectors.endpoint(url, model, target, prompts, sampling, **settings)
-    raise DraftproofError(f"unknown source {source!r}: use engine, transformers, assisted, lookup, vllm or a URL")
+    raise AssertionError(source)  # checked before

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftproof.commands.options import numbers
-from draftproof.commands.shared import AnyTarget
+from draftproof.commands.shared import AnyTarget, Device, precision_option
 from draftproof.paths import check_writable
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ PromptsOption = Annotated[
 ]
 By = Annotated[str | None, typer.Option(help="Field of the prompts' file whose values are measured separately.")]
 TemperaturesOption = Annotated[list[str], typer.Option(help="One or several, such as 0.8,1.0; may be repeated.")]
-Verify = Annotated[str, typer.Option(help="Rules of `draftproof list`, such as token,block.")]
+Verify = Annotated[
+    str, typer.Option(help="Rules of `draftproof list`, such as token,block; auto is block, or what the tree needs.")
+]
 TreeOption = Annotated[str, typer.Option("--tree", help="Draft tree: chain:5, star:4, best:20x5 or auto.")]
 Tokens = Annotated[int, typer.Option("--tokens", "-n", help="Length of each text.")]
 Repeat = Annotated[int, typer.Option(help="Number of rounds, each with different prompts.")]
 Seed = Annotated[int, typer.Option(help="Seed of the first round; later rounds count up from it.")]
 PrecisionOption = Annotated[
-    str, typer.Option(help="float32, bfloat16 or int8; beside int8, transformers runs in float32.")
+    str, precision_option("Precision of the weights; beside int8, transformers runs in float32.")
 ]
 Inflate = Annotated[str | None, typer.Option(help="Give the target the cost of a larger model, such as 8b.")]
 Blur = Annotated[float, typer.Option(help="Share of noise in the drafter's weights, to lower its acceptance rate.")]
@@ -48,12 +50,13 @@ def engine(
     by: By = None,
     temperature: TemperaturesOption = ["1.0"],  # noqa: B006
     batch: Annotated[str, typer.Option(help="Batch sizes, such as 1,8,32.")] = "1",
-    verify: Verify = "block",
+    verify: Verify = "auto",
     tree: TreeOption = "auto",
     tokens: Tokens = 64,
     repeat: Repeat = 5,
     seed: Seed = 0,
     dtype: PrecisionOption = "float32",
+    device: Device = "auto",
     compiled: Compiled = False,
     inflate: Inflate = None,
     blur: Blur = 0.0,
@@ -64,9 +67,11 @@ def engine(
 ) -> None:
     """Compare plain and speculative sampling with transformers' plain, static and assisted generation."""
     from draftproof.bench import engine as bench
+    from draftproof.models.devices import choose_device
 
-    options = _options(verify, tree, temperature, batch, tokens, repeat, seed, compiled, only)
-    _report(bench.measure, (target, draft, dtype, inflate, blur), prompts, by, options, json)
+    place = choose_device(device, dtype)
+    options = _options(verify, tree, temperature, batch, tokens, repeat, seed, place, compiled, only)
+    _report(bench.measure, (target, draft, dtype, inflate, blur, place), prompts, by, options, json)
 
 
 @app.command()
@@ -77,12 +82,13 @@ def samples(
     by: By = None,
     temperature: TemperaturesOption = ["1.0"],  # noqa: B006
     batch: Annotated[str, typer.Option(help="Samples per prompt, such as 8,32.")] = "32",
-    verify: Verify = "block",
+    verify: Verify = "auto",
     tree: TreeOption = "chain:5",
     tokens: Tokens = 64,
     repeat: Repeat = 3,
     seed: Seed = 0,
     dtype: PrecisionOption = "float32",
+    device: Device = "auto",
     compiled: Compiled = False,
     inflate: Inflate = None,
     blur: Blur = 0.0,
@@ -90,9 +96,11 @@ def samples(
 ) -> None:
     """Draw many samples of one prompt: one by one, as a batch, and as a batch with transformers."""
     from draftproof.bench import samples as bench
+    from draftproof.models.devices import choose_device
 
-    options = _options(verify, tree, temperature, batch, tokens, repeat, seed, compiled)
-    _report(bench.measure, (target, draft, dtype, inflate, blur), prompts, by, options, json)
+    place = choose_device(device, dtype)
+    options = _options(verify, tree, temperature, batch, tokens, repeat, seed, place, compiled)
+    _report(bench.measure, (target, draft, dtype, inflate, blur, place), prompts, by, options, json)
 
 
 @app.command()
@@ -102,19 +110,22 @@ def demo(
     prompts: PromptsOption = None,
     by: By = None,
     temperature: TemperaturesOption = ["0.8"],  # noqa: B006
-    verify: Verify = "block",
+    verify: Verify = "auto",
     tree: TreeOption = "auto",
     tokens: Tokens = 64,
     repeat: Repeat = 5,
     seed: Seed = 0,
     dtype: PrecisionOption = "int8",
+    device: Device = "auto",
     json: Json = None,
 ) -> None:
     """Compare the default draft with plain sampling and with transformers' float32 generate."""
     from draftproof.bench import demo as bench
+    from draftproof.models.devices import choose_device
 
-    options = _options(verify, tree, temperature, "1", tokens, repeat, seed)
-    _report(bench.measure, (target, draft, dtype), prompts, by, options, json)
+    place = choose_device(device, dtype)
+    options = _options(verify, tree, temperature, "1", tokens, repeat, seed, place)
+    _report(bench.measure, (target, draft, dtype, None, 0.0, place), prompts, by, options, json)
 
 
 @app.command()
@@ -148,6 +159,7 @@ def _options(
     tokens: int,
     repeat: int,
     seed: int,
+    place: str,
     compiled: bool = False,
     only: str = "",
 ) -> Any:
@@ -156,7 +168,9 @@ def _options(
 
     temperatures, batches = numbers(",".join(temperature), float, "temperature"), numbers(batch, int, "batch")
     ways = tuple(only.split(","))
-    return Options(_names(verify), tree, temperatures, batches, tokens, repeat, seed, compiled, ways).check()
+    return Options(
+        _names(verify, tree, place), tree, temperatures, batches, tokens, repeat, seed, compiled, ways
+    ).check()
 
 
 def beside_peers(
@@ -174,14 +188,20 @@ def beside_peers(
     from draftproof.bench.pair import as_transformers
 
     contenders = candidates(Contender(target, draft, **rule), as_transformers(target, name, dtype))
-    return compare(contenders, prompt, rule["sampling"].temperature, seed)
+    return compare(contenders, prompt, rule["sampling"].temperature, seed, target.network.device.type)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Parse names of rules, so that a wrong one fails before a model is loaded."""
-    from draftproof.engine.setup import choose_rule
+def _names(text: str, tree: str, place: str) -> tuple[str, ...]:
+    """The rules of these names, so that a wrong one, or one for other trees, fails before a model is loaded."""
+    from draftproof.engine.setup import asked_shape, best_rule, choose_draw, choose_rule
 
-    return tuple(choose_rule(name, None).name for name in text.split(","))
+    shape = asked_shape(tree)
+    best = best_rule(shape, device=place.partition(":")[0])
+    rules = [best if name == "auto" else choose_rule(name, None) for name in text.split(",")]
+    if shape is not None:
+        for rule in rules:
+            choose_draw(rule, shape, None)
+    return tuple(rule.name for rule in rules)
 
 
 def _notice(line: str) -> None:

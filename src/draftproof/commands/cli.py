@@ -1,53 +1,46 @@
-"""The command line: draftproof generate, limits, distill, audit, collect, bench, list."""
+"""The door of the command line: run a command, and end in one line whatever goes wrong or whoever interrupts it.
+
+Nothing but the standard library is imported before `main` runs, so that Ctrl-C is quiet from the first moment on.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from typing import Annotated
-
-import typer
-
-from draftproof.commands.audit import audit, collect
-from draftproof.commands.bench import app as bench
-from draftproof.commands.distill import distill
-from draftproof.commands.generate import generate
-from draftproof.commands.limits import limits
-from draftproof.commands.rules import list_rules
-from draftproof.errors import DraftproofError
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # torch's messages, for a GPU and for the CPU
-
-app = typer.Typer(
-    help="Faster text from a language model, from exactly the model's own distribution.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-for command in (generate, limits, distill, audit, collect):
-    app.command()(command)
-app.command("list")(list_rules)
-app.add_typer(bench, name="bench")
+INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 
-def _version(requested: bool) -> None:
-    if requested:
-        from draftproof import __version__
+def main() -> None:
+    """Run the command line: one line and exit code 2 for errors of the user, 1 for errors of the system."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
-        typer.echo(f"draftproof {__version__}")
-        raise typer.Exit
+
+def _run() -> None:
+    _hide_warnings()
+    _replace_unprintable()
+
+    from draftproof.commands.app import app
+    from draftproof.errors import DraftproofError
+
+    try:
+        app()
+    except (DraftproofError, OSError) as error:  # OSError: such as a full disk or missing permissions
+        _fail(str(error), 2 if isinstance(error, DraftproofError) else 1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        _fail("out of memory: choose a smaller model, another --dtype, or fewer and shorter texts", 1)
 
 
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Faster text from a language model, from exactly the model's own distribution."""
+def _fail(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _hide_warnings() -> None:
@@ -69,24 +62,10 @@ def _replace_unprintable() -> None:
             stream.reconfigure(errors="replace")
 
 
-def main() -> None:
-    """Run the command line: one line and exit code 2 for errors of the user, 1 for errors of the system."""
-    _hide_warnings()
-    _replace_unprintable()
-    try:
-        app()
-    except DraftproofError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:  # such as a full disk or missing permissions
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
-            raise
-        typer.echo(
-            "error: out of memory: choose a smaller model, another --dtype, or fewer and shorter texts", err=True
-        )
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+def __getattr__(name: str) -> object:
+    """`app`, the commands as typer has them, is imported when it is asked for."""
+    if name == "app":
+        from draftproof.commands.app import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftproof.commands.shared import Raw
+from draftproof.commands.shared import Device, Raw, precision_option
 
 if TYPE_CHECKING:
     from draftproof.distill.evaluate import Quality
@@ -42,17 +42,17 @@ def distill(
     seed: Annotated[int, typer.Option(help="The same seed gives the same drafter.")] = 0,
     begin: Annotated[str, typer.Option("--from", help="A drafter of the same kind to start from.")] = "",
     text: Annotated[Path | None, typer.Option(help="Folder for the text, to share it between runs.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Precision of the target; bfloat16 on a GPU, else float32.")] = None,
+    dtype: Annotated[str | None, precision_option("Precision of the target; bfloat16 on a GPU, else float32.")] = None,
+    device: Device = "auto",
     raw: Raw = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Train a drafter for a target on text that the target writes. An interrupted run resumes when restarted."""
-    import torch
-
     from draftproof.distill import evaluate
     from draftproof.distill.job import Job
     from draftproof.distill.run import distil
     from draftproof.models import load
+    from draftproof.models.devices import choose_device
     from draftproof.noise import check_seed
 
     job = Job(
@@ -75,8 +75,9 @@ def distill(
         chat=not raw,
         begin=begin,
     ).check()
-    precision = dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
-    model = load(target, dtype=precision, lean=False)  # transformers' own network is faster on long texts
+    place = choose_device(device, dtype or "float32")
+    precision = dtype or ("bfloat16" if place.startswith("cuda") else "float32")
+    model = load(target, dtype=precision, device=place, lean=False)  # transformers' own network is faster on long texts
     with Bars() as bars:
         qualities = distil(model, target, out, job, bars.report, text)
     if as_json:

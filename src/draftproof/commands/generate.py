@@ -1,203 +1,205 @@
-"""`draftproof generate`: stream text to the terminal, then print a summary."""
+"""`draftproof generate`: stream text to the terminal, then print a summary; or write the texts of a file of prompts."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from draftproof.commands import batch, showing
 from draftproof.commands.bench import beside_peers
-from draftproof.commands.shared import AnyTarget, MinP, Precision, Raw, RepetitionPenalty, Temperature, TopK, TopP
-from draftproof.errors import DraftproofError
-
-if TYPE_CHECKING:
-    from draftproof.engine.generate import Stream
-    from draftproof.engine.request import Output
+from draftproof.commands.shared import (
+    AnyTarget,
+    Device,
+    Draft,
+    DraftLength,
+    DraftTemperature,
+    DraftTopK,
+    FrequencyPenalty,
+    IgnoreEos,
+    Lossy,
+    MaxNewTokens,
+    MinP,
+    NoGenerationConfig,
+    Precision,
+    PresencePenalty,
+    Raw,
+    RepetitionPenalty,
+    Reproducible,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    TreeShape,
+    TypicalP,
+    Verify,
+)
+from draftproof.commands.text_options import TextOptions, given, prompt_of, rule_of, tree_of, use_threads
+from draftproof.errors import DraftproofError, whole
 
 STARTED = time.perf_counter()  # when the command line is imported: commands import what they need later
-COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
     target: AnyTarget = "smollm2",
-    draft: Annotated[
-        str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, none, or several with commas.")
-    ] = "auto",
-    verify: Annotated[str, typer.Option(help="A rule of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="Draft tree: chain:5, star:4, best:20x5 or auto.")] = "auto",
-    draft_length: Annotated[
-        str, typer.Option(help="Number of draft tokens, short for --tree chain:N; or auto.")
-    ] = "auto",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum length of the text.")] = 128,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    typical_p: Annotated[
-        float, typer.Option(help="Keep the most typical tokens with this total probability; 1 is off.")
-    ] = 1.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Penalty on tokens of the output; 0 is off.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Penalty for each use in the output; 0 is off.")] = 0.0,
-    draft_temperature: Annotated[float | None, typer.Option(help="Of the draft; the target's by default.")] = None,
-    draft_top_k: Annotated[int | None, typer.Option(help="Of the draft; the target's by default.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past the model's end token.")] = False,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Same target and seed, same text, whatever the draft.")
-    ] = False,
-    lossy: Annotated[str | None, typer.Option(help="Trade exactness for speed: lenience:0.8, typical, ...")] = None,
+    draft: Draft = "auto",
+    verify: Verify = "auto",
+    tree: TreeShape = "auto",
+    draft_length: DraftLength = "auto",
+    max_new_tokens: MaxNewTokens = 128,
+    samples: Annotated[int, typer.Option("--n", help="Number of independent samples.")] = 1,
+    system: Annotated[str | None, typer.Option(help="System message of the chat template.")] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    no_generation_config: NoGenerationConfig = False,
+    draft_temperature: DraftTemperature = None,
+    draft_top_k: DraftTopK = None,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    seed: Seed = None,
+    reproducible: Reproducible = False,
+    lossy: Lossy = None,
     dtype: Precision = "float32",
+    device: Device = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; as torch chooses by default.")] = None,
     raw: Raw = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json or --prompts: each token's logprob, and so many likeliest tokens.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Write the texts of all prompts of this .txt or .jsonl file, with --out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --prompts: the .jsonl file for the texts.")] = None,
+    rows: Annotated[int, typer.Option(help="With --prompts: number of texts at once.")] = batch.ROWS,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="With --prompts: start anew.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain sampling and transformers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Generate text: accepted guesses in green, corrected ones in yellow, then a summary."""
-    import dataclasses
-
-    from draftproof.couple import COUPLINGS
-    from draftproof.draft import Tree
-    from draftproof.engine.arguments import encode
-    from draftproof.engine.generate import stream
-    from draftproof.engine.setup import choose_rule
-    from draftproof.models import drafter, load
-    from draftproof.sampling import Sampling
-
-    verify = _rule(verify, reproducible, lossy)
-    tree = _shape(tree, draft_length)
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical_p=typical_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        end_tokens=() if ignore_eos else None,
-    )
-    changes: dict[str, Any] = {"temperature": draft_temperature, "top_k": draft_top_k}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    settings: dict[str, Any] = {
-        "verify": verify,
-        "lossy": lossy,
-        "tree": None if tree == "auto" else Tree.parse(tree),
-        "sampling": sampling,
-        "draft_sampling": dataclasses.replace(sampling, **changes) if changes else None,
-        "max_new_tokens": max_new_tokens,
-        "stop": tuple(stop or ()),
-        "seed": seed,
-        "chat": not raw,
-    }
-    choose_rule(verify, lossy)  # fail before a model is loaded
-    names = _names(draft, compare)
-    words = _stdin() if prompt == "-" else prompt
-    model = load(target, dtype=dtype)
-    drafts = [found for name in names if (found := drafter(name, model)) is not None]
-    writing = stream(model, words, draft=drafts, **settings)
-    start = time.perf_counter() - STARTED
-    output = _finish(writing) if as_json else _show(writing)
-    output.trace.start_seconds = start  # imports and loading among it
-    speeds = None
-    if compare:
-        rule = {"verify": verify, "lossy": lossy, "tree": tree, "sampling": sampling}
-        ids = encode(model, words, not raw)
-        speeds = beside_peers(model, drafts[0] if drafts else None, target, dtype, ids, output.seed, rule)
-    if as_json:
-        typer.echo(json.dumps(_as_dict(output, speeds), indent=1))
-    else:
-        by_clock = seed is None and bool(output.trace.shapes) and verify not in COUPLINGS
-        _summarise(output, speeds, by_clock)
-
-
-def _names(text: str, compare: bool) -> list[str]:
-    """The names of the drafters; several may draft together."""
-    names = text.split(",")
-    if compare and len(names) > 1:
-        raise DraftproofError(f"--compare takes one drafter, not {len(names)}: leave it out, or name one of them")
-    return names
-
-
-def _rule(verify: str, reproducible: bool, lossy: str | None) -> str:
-    """The verifier that the options --verify, --reproducible and --lossy name."""
-    given = [f"--verify {verify}"] if verify != "block" else []
-    given += ["--reproducible"] if reproducible and verify != "gumbel" else []  # the same rule
-    given += [f"--lossy {lossy}"] if lossy is not None else []
-    if len(given) > 1:
-        raise DraftproofError(f"{' and '.join(given)} name different rules: give only one of them")
-    return "gumbel" if reproducible else verify
-
-
-def _stdin() -> str:
-    if sys.stdin is None:  # closed by the caller
-        raise DraftproofError("there is no standard input to read the prompt from: give the prompt itself")
-    try:
-        return sys.stdin.read().removesuffix("\n")  # the newline that ends the last line is not part of the prompt
-    except UnicodeDecodeError as error:
-        raise DraftproofError(f"standard input is not {error.encoding} text: convert it") from error
-
-
-def _shape(tree: str, draft_length: str) -> str:
-    """The tree that the options --tree and --draft-length name."""
-    if draft_length == "auto":
-        return tree
-    if not (draft_length.isdecimal() and int(draft_length) > 0):
+    options = TextOptions(
+        target=target,
+        draft=draft,
+        verify=rule_of(verify, reproducible, lossy),
+        lossy=lossy,
+        tree=tree_of(tree, draft_length),
+        dtype=dtype,
+        device=device,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        seed=seed,
+        chat=not raw,
+        system=system,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        generation_config=not no_generation_config,
+        controls=given(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        ),
+        draft_controls=given(temperature=draft_temperature, top_k=draft_top_k),
+    ).check()
+    whole("--n", samples)
+    whole("--rows", rows)
+    _check_kind(prompt, prompts, out, {"--overwrite": overwrite}, {"--compare": compare, "--json": as_json})
+    if logprobs is not None and not as_json and prompts is None:
+        raise DraftproofError("--logprobs are for programs: add --json, or --prompts with --out")
+    use_threads(threads)
+    if prompts is not None and out is not None:
+        raise typer.Exit(batch.run(options, prompts, out, samples=samples, rows=rows, overwrite=overwrite))
+    if compare and len(options.drafters) > 1:
         raise DraftproofError(
-            f"--draft-length must be auto or at least 1, not {draft_length}: for no draft, use --draft none"
+            f"--compare takes one drafter, not {len(options.drafters)}: leave it out, or name one of them"
         )
-    if tree != "auto":
-        raise DraftproofError(f"--tree {tree} already sets the draft length: give either --tree or --draft-length")
-    return f"chain:{draft_length}"
+    _write(options, prompt_of(prompt or ""), samples, compare, as_json)
 
 
-def _show(writing: Stream) -> Output:
-    """Print pieces of text as they come, with colours if the terminal supports them."""
-    from rich.console import Console
-    from rich.segment import Segment, Segments
-    from rich.style import Style
-
-    console = Console(highlight=False, soft_wrap=True)
-    for piece in writing:  # segments: rich's Text would drop tabs and carriage returns
-        console.print(Segments([Segment(piece.text, Style.parse(COLOURS[piece.kind]))]), end="")
-    console.print()
-    return writing.output
-
-
-def _finish(writing: Stream) -> Output:
-    for _ in writing:
-        pass
-    return writing.output
+def _check_kind(
+    prompt: str | None, prompts: Path | None, out: Path | None, of_batch: dict[str, bool], of_text: dict[str, bool]
+) -> None:
+    """Raise unless there is one prompt, or a file of them and one for their texts, and only options that go with it."""
+    if prompt is None and prompts is None:
+        raise DraftproofError("there is no prompt: give one, - for standard input, or a file with --prompts")
+    if prompt is not None and prompts is not None:
+        raise DraftproofError("a prompt and --prompts are two kinds of work: give only one of them")
+    if (prompts is None) != (out is None):
+        raise DraftproofError("--prompts FILE and --out FILE.jsonl belong together: give both of them")
+    kind, others = ("one prompt", of_batch) if prompts is None else ("--prompts", of_text)
+    for name in (name for name, chosen in others.items() if chosen):
+        raise DraftproofError(f"{name} does not go with {kind}: leave it out")
 
 
-def _summarise(output: Output, speeds: Any, by_clock: bool) -> None:
-    """Print a few lines to standard error, so that a pipe gets the text alone."""
-    from rich.console import Console
+def _write(options: TextOptions, words: str, samples: int, compare: bool, as_json: bool) -> None:
+    """Write one text, or several samples, to standard output."""
+    from draftproof.couple import COUPLINGS
+    from draftproof.engine.arguments import encode
+    from draftproof.engine.generate import prepare, stream
 
-    console = Console(stderr=True, highlight=False, style="dim", soft_wrap=True)
-    seed = "no seed, so drafts were tuned by the clock" if by_clock else f"seed {output.seed}"
-    console.print(f"\n{output.trace.summary()}\nfinished: {output.finish}; {seed}", markup=False)
-    if speeds is not None:
-        parts = [f"{t:.2f}x {name} ({speeds.tokens_per_s[name]:.1f} tokens/s)" for name, t in speeds.times.items()]
-        console.print(f"compared in turns, {speeds.rounds} rounds of {speeds.tokens} tokens: {', '.join(parts)}")
-
-
-def _as_dict(output: Output, speeds: Any) -> dict[str, Any]:
-    report: dict[str, Any] = {
-        "text": output.text,
-        "tokens": output.tokens,
-        "finish": output.finish,
-        "notice": output.notice,
-        "seed": output.seed,
-        "tokens_per_s": _speed(output),
-        "trace": output.trace.as_dict(),
+    model, drafts = options.load()
+    sampling, draft_sampling = options.samplings(model)
+    ids = encode(model, options.words(words), options.chat)
+    settings: dict[str, Any] = {
+        "draft": drafts,
+        "verify": options.verify,
+        "lossy": options.lossy,
+        "tree": None if options.tree == "auto" else options.tree,
+        "sampling": sampling,
+        "draft_sampling": draft_sampling,
+        "max_new_tokens": options.max_new_tokens,
+        "stop": options.stop,
+        "seed": options.seed,
+        "logprobs": options.logprobs,
     }
-    return report if speeds is None else {**report, "compared": speeds._asdict()}
-
-
-def _speed(output: Output) -> float:
-    return output.trace.tokens / max(sum(output.trace.seconds.values()), 1e-9)
+    if samples == 1:
+        writing = stream(model, ids, **settings)
+        start = time.perf_counter() - STARTED
+        outputs = [showing.finish(writing) if as_json else showing.show(writing)]
+    else:
+        scheduler, [requests] = prepare(model, [ids], samples, **settings)
+        start = time.perf_counter() - STARTED
+        outputs = showing.samples(scheduler, requests, shown=not as_json)
+    for output in outputs:
+        output.trace.start_seconds = start  # imports and loading among it
+    first = outputs[0]
+    cancelled = any(output.finish == "cancelled" for output in outputs)
+    speeds = None
+    if compare and not cancelled:
+        rule = {
+            "verify": "auto" if options.lossy else first.trace.verifier,
+            "lossy": options.lossy,
+            "tree": options.tree,
+            "sampling": sampling,
+        }
+        draft = drafts[0] if drafts else None
+        speeds = beside_peers(model, draft, options.target, options.dtype, ids, first.seed, rule)
+    by_clock = options.seed is None and bool(first.trace.shapes) and options.verify not in COUPLINGS
+    own = options.own_controls(model)
+    if as_json:
+        texts = [showing.as_dict(output) for output in outputs]
+        report: dict[str, Any] = dict(texts[0]) if samples == 1 else {"seed": first.seed, "samples": texts}
+        report |= showing.settings_as_dict(options, model, first, sampling)
+        report |= {"prompt_tokens": len(ids), "prompt_ids": ids}
+        report |= {} if speeds is None else {"compared": speeds._asdict()}
+        typer.echo(json.dumps(report, indent=1))
+    elif samples == 1:
+        showing.summarise(first, speeds, by_clock, own)
+    else:
+        showing.summarise_samples(outputs, speeds, by_clock, own)
+    if cancelled:
+        raise typer.Exit(130)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from draftproof.commands.options import numbers
-from draftproof.commands.shared import AnyTarget, Precision, Raw
+from draftproof.commands.shared import AnyTarget, Device, Precision, Raw
 from draftproof.errors import DraftproofError
 
 
@@ -25,6 +25,7 @@ def limits(
     draft_top_k: Annotated[int, typer.Option(help="The drafter draws from its k likeliest tokens; 0 is all.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of texts and guesses.")] = 0,
     dtype: Precision = "float32",
+    device: Device = "auto",
     raw: Raw = False,
     plot: Annotated[Path | None, typer.Option(help="Plot acceptance over K to a .svg or .png file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
@@ -42,8 +43,10 @@ def limits(
     settings = LimitSettings(*sizes, tokens, length, draft_top_k, check_seed(seed), chat=not raw).check()
     if plot is not None:
         report.check_plot(plot)
+    if draft == "none":
+        raise DraftproofError(f"--draft none finds no drafter for {target!r}: name one, such as ngram")
     texts = list(PROMPTS) if prompts is None else read(prompts)
-    model = load(target, dtype=dtype)
+    model = load(target, dtype=dtype, device=device)
     guesser = drafter(draft, model)
     if guesser is None:
         raise DraftproofError(f"--draft {draft} finds no drafter for {target!r}: name one, such as ngram")

@@ -52,7 +52,7 @@ class Engine:
         target: Named,
         *,
         draft: Drafts = "auto",
-        verify: str = "block",
+        verify: str = "auto",
         lossy: str | None = None,
         tree: Tree | str | None = None,
         rows: int = 16,
@@ -157,7 +157,8 @@ class Engine:
         setup = self.setup
         if (draft, verify, tree) != (None, None, None):
             drafts = list(setup.drafts) if draft is None else draft
-            setup = Setup.of(self.target, drafts, verify=verify or setup.rule.name, tree=tree, compile=setup.compile)
+            rule = verify or (setup.rule.name if tree is None else "auto")
+            setup = Setup.of(self.target, drafts, verify=rule, tree=tree, compile=setup.compile)
         return setup.predicts() if predicts else setup
 
     def _close_one(self) -> bool:

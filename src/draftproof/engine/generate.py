@@ -29,6 +29,8 @@ from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
 from draftproof.engine.tuning import Auto
 from draftproof.errors import whole
+from draftproof.models.base import Model, default_sampling
+from draftproof.rule import Rule
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -70,12 +72,13 @@ def generate(
                     token ids, taken as they are; or a list of several such prompts
     draft           a model, a name of `draftproof list`, a list of those (the k-th drafts sibling k), or None; "auto"
                     is a trained head where there is one for the target
-    verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone
+    verify          a name of `draftproof list`; with "gumbel" the text depends on target and seed alone. "auto" is
+                    block verification, or for a tree that it does not take the best rule that does
     lossy           give up exactness for a rule of `draftproof.lossy` such as "lenience:0.8"; the trace says so
     tree            shape of the draft, or its name ("chain:5"); "auto", the default, tunes it step by step and stops
                     drafting where that does not pay; an `Auto` passed to several calls keeps what it has learned
     draw            how siblings are drawn ("iid", "distinct", "fixed"); by default what suits verifier and tree
-    sampling        what law the text follows
+    sampling        what law the text follows; None: the model's own settings, those of its generation_config.json
     draft_sampling  shapes the draft only and never changes that law; `sampling` by default
     max_new_tokens  the text also ends at an end token, a stop string, or where the context is full; with a seed, a
                     shorter text is the beginning of a longer one
@@ -177,7 +180,7 @@ def prepare(
     n: int = 1,
     *,
     draft: Drafts = "auto",
-    verify: str = "block",
+    verify: str = "auto",
     lossy: str | None = None,
     tree: Tree | Auto | str | None = None,
     draw: str | None = None,
@@ -195,7 +198,11 @@ def prepare(
     began = time.perf_counter()
     max_new_tokens, logprobs = whole("max_new_tokens", max_new_tokens), check_logprobs(logprobs)
     stops = check_text(stop, sampling, draft_sampling)
-    controls = sampling or Sampling()
+
+    def tempers(rule: Rule, host: Model) -> bool:
+        controls = default_sampling(host) if sampling is None else sampling
+        return draft_sampling is None and may_temper(rule, controls)
+
     setup = Setup.of(
         target,
         draft,
@@ -204,17 +211,17 @@ def prepare(
         tree=tree,
         draw=draw,
         repeatable=seed is not None,
-        tempers=lambda rule: draft_sampling is None and may_temper(rule, controls),
+        tempers=tempers,
         compile=compile,
     )
     samplings = setup.suited(sampling, draft_sampling)
     seeds = [new_seed(seed) for _ in prompts]
     texts = encode_each(setup.target, prompts, chat, continue_final_message)
-    tempers = draft_sampling is None and may_temper(setup.rule, controls)
+    heated = tempers(setup.rule, setup.target)
     groups = [
         [
             setup.request(
-                ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=tempers, logprobs=logprobs
+                ids, samplings, max_new_tokens, SampleKey(chosen, i), stop=stops, tempers=heated, logprobs=logprobs
             )
             for i in range(n)
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from draftproof.engine.eager.method import method_of
 from draftproof.engine.eager.stepper import EagerStepper
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler, Stepper
-from draftproof.engine.trace import Trace
+from draftproof.engine.trace import Trace, shape_name
 from draftproof.engine.tuning import LONGEST, Auto, Fixed, Pace, Tuner, assumed, hope, tuned
 from draftproof.errors import DraftproofError
 from draftproof.models import drafter, load
-from draftproof.models.base import Model, check_model
+from draftproof.models.base import Model, check_model, default_sampling, facts
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.prediction import Prediction
 from draftproof.models.drafters.shared_tokens import fit
@@ -33,6 +33,12 @@ from draftproof.sampling import Sampling
 
 CHAIN = Tree.chain(5)  # where no tuner chooses the length
 PREDICTED = 0.9  # prior acceptance of a token that the caller predicts
+
+# Where no rule is named, the first of these that takes the draft verifies it. Of one path block verification accepts
+# the most, of separate paths csbv does, and traversal takes any tree (docs/acceptance.md). The others are for ways of
+# drawing, and for several drafters, that these three do not take.
+PREFERRED = ("block", "csbv", "traversal", "sbv", "sbv_plan", "top_plus_one", "recursive", "match")
+PREFERRED_ON_GPU = ("block", "traversal", *PREFERRED[3:])  # csbv does not fit into a CUDA graph
 
 
 @dataclass(frozen=True)
@@ -46,36 +52,46 @@ class Setup:
     draw: Draw
     per_request: bool = False  # every request tunes the length of its own chain, within the tuner's
     compile: bool = False  # on a GPU, compile both networks
+    chosen_for: str = ""  # why the rule is not the default one, where none was named
 
     @staticmethod
     def of(
         target: Named,
         draft: Drafts = "auto",
         *,
-        verify: str = "block",
+        verify: str = "auto",
         lossy: str | None = None,
         tree: Tree | Auto | str | None = None,
         draw: str | None = None,
         repeatable: bool = True,
-        tempers: bool | Callable[[Rule], bool] = False,
+        tempers: bool | Callable[[Rule, Model], bool] = False,
         compile: bool = False,
     ) -> Setup:
         """Resolve names and settings, or raise.
 
+        verify        a rule's name; "auto" is block, or where that does not take the draft the best rule that does
         repeatable    shapes must not depend on the clock or on neighbours: the same seed gives the same text
-        tempers       the draft's temperature may be tuned
+        tempers       the draft's temperature may be tuned; or a function of rule and target that says so
         """
-        rule = choose_rule(verify, lossy)  # first, so that a wrong name fails before a model is loaded
+        rule = choose_rule(verify, lossy)  # first, so that what is wrong fails before a model is loaded
+        shape = asked_shape(tree) if any(one != "none" for one in _named(draft)) else None
+        if shape is not None and (verify != "auto" or lossy is not None):
+            choose_draw(rule, shape, draw)
         host, drafts = open_models(target, draft)
+        chosen_for = ""
+        if drafts and verify == "auto" and lossy is None:
+            rule = best_rule(shape, draw, len(drafts), facts(host).device)
+            chosen_for = "" if rule.name == PREFERRED[0] else _reason(tree, draw, len(drafts))
         if len(drafts) > 1 and not rule.mixes:
             raise DraftproofError(f"{rule.name!r} takes one drafter only: for several use recursive or importance")
-        heated = tempers(rule) if callable(tempers) else tempers
+        heated = tempers(rule, host) if callable(tempers) else tempers
         tuner, per_request = choose_tuner(rule, drafts, tree, repeatable, heated)
-        return Setup(host, drafts, rule, tuner, choose_draw(rule, tuner.example, draw), per_request, compile)
+        drawn = choose_draw(rule, tuner.example, draw)
+        return Setup(host, drafts, rule, tuner, drawn, per_request, compile, chosen_for)
 
     def suited(self, sampling: Sampling | None, draft_sampling: Sampling | None = None) -> tuple[Sampling, Sampling]:
-        """The samplings of target and draft, with the target's own end tokens."""
-        chosen = suited(sampling or Sampling(), self.target)
+        """The samplings of target and draft, with the target's own end tokens; None stands for the target's own."""
+        chosen = suited(default_sampling(self.target) if sampling is None else sampling, self.target)
         return chosen, suited(draft_sampling or chosen, self.target)
 
     def request(
@@ -114,7 +130,7 @@ class Setup:
             *samplings,
             max_new_tokens,
             key,
-            Trace(self.rule.name, drafter or "none", self.rule.notice),
+            Trace(self.rule.name, drafter or "none", self.rule.notice, chosen_for=self.chosen_for),
             context=self.target.context,
             tokenizer=self.target.tokenizer if detokenize else None,
             stop=stop,
@@ -218,7 +234,7 @@ def new_seed(seed: int | None) -> int:
 def open_models(target: Named, draft: Drafts) -> tuple[Model, tuple[Model, ...]]:
     """Load target and drafters, where they are given by name."""
     host = load(target) if isinstance(target, str | Path) else target
-    named: Any = [] if draft is None else draft if isinstance(draft, list | tuple) else [draft]
+    named = _named(draft)
     check_model(host, "target")
     for model in named:
         if not isinstance(model, str | Path):
@@ -227,17 +243,58 @@ def open_models(target: Named, draft: Drafts) -> tuple[Model, tuple[Model, ...]]
     return host, tuple(draft for draft in drafts if draft is not None)
 
 
+def _named(draft: Drafts) -> list[Any]:
+    """The drafters as a list."""
+    return [] if draft is None else [*draft] if isinstance(draft, list | tuple) else [draft]
+
+
+def asked_shape(tree: Tree | Auto | str | None) -> Tree | None:
+    """The shape that the caller asks for; None where it is tuned."""
+    if isinstance(tree, Auto):
+        return tree.example
+    if isinstance(tree, str) and tree != "auto":
+        return Tree.parse(tree)
+    return tree if isinstance(tree, Tree) else None
+
+
+def _reason(tree: Tree | Auto | str | None, draw: str | None, drafters: int) -> str:
+    """What of a draft the default rule does not take, as the summary names it."""
+    if drafters > 1:
+        return "several drafters"
+    if isinstance(tree, Tree):
+        return shape_name(tree)
+    return tree if isinstance(tree, str) and tree != "auto" else f"{draw} draws" if draw else "trees"
+
+
 def choose_rule(verify: str, lossy: str | None) -> Rule:
-    """The exact rule of that name, or the lossy one if given."""
+    """The exact rule of that name, or the lossy one if given; for "auto" the default rule."""
     if not isinstance(verify, str):
         raise DraftproofError(f"verify must be the name of a rule, such as 'block', not {verify!r}")
     if not isinstance(lossy, str | None):
         raise DraftproofError(f"lossy must be the name of a rule, such as 'lenience:0.8', not {lossy!r}")
     if lossy is not None:
-        if verify != "block":
+        if verify != "auto":
             raise DraftproofError(f"verify={verify!r} and lossy={lossy!r} name different rules: give only one of them")
         return lossy_rules.get(lossy)
-    return couple.COUPLINGS[verify] if verify in couple.COUPLINGS else verifiers.get(verify)
+    name = PREFERRED[0] if verify == "auto" else verify
+    return couple.COUPLINGS[name] if name in couple.COUPLINGS else verifiers.get(name)
+
+
+def best_rule(shape: Tree | None, draw: str | None = None, drafters: int = 1, device: str = "cpu") -> Rule:
+    """The preferred rule for drafts of this shape (None: tuned), so drawn, by so many drafters.
+
+    >>> best_rule(Tree.chain(5)).name, best_rule(Tree.paths(4, 5)).name, best_rule(Tree.best(20, 5)).name
+    ('block', 'csbv', 'traversal')
+    """
+    order = PREFERRED_ON_GPU if device == "cuda" else PREFERRED
+    return next(_taking(order, shape or CHAIN, draw, drafters), verifiers.get(PREFERRED[0]))
+
+
+def _taking(order: Sequence[str], shape: Tree, draw: str | None = None, drafters: int = 1) -> Iterator[Rule]:
+    """The rules that take such drafts."""
+    for rule in map(verifiers.get, order):
+        if rule.accepts(shape) and (draw is None or draw in rule.draws) and (drafters < 2 or rule.mixes):
+            yield rule
 
 
 def choose_tuner(
@@ -279,7 +336,11 @@ def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:
             raise DraftproofError(f"{rule.name!r} draws its guesses from shared noise: leave `draw` out")
         return DRAWS["iid"]  # not used: the coupling draws
     if not rule.accepts(tree):
-        raise DraftproofError(f"verifier {rule.name!r} works on {rule.trees} drafts only: choose such a tree")
+        others = ", ".join([other.name for other in _taking(PREFERRED, tree, name)][:3])
+        raise DraftproofError(
+            f"verifier {rule.name!r} works on {rule.trees} drafts only: choose such a tree, or leave the rule out or "
+            f"name one for this tree ({others})"
+        )
     if name is None:
         order = ("iid", "distinct", "plan", "top", "fixed")  # all but the last are the same on a chain
         order = order if tree.is_chain else ("plan", "distinct", "top", "iid", "fixed")

@@ -80,6 +80,7 @@ class Trace:
     reused: int = 0  # tokens of the prompt that were in the KV cache already
     prefill: float = 0.0  # seconds in calls that read parts of the prompt and made no step
     start_seconds: float = 0.0  # before the first step: loading, laying weights out, compiling
+    chosen_for: str = ""  # the shape for which this verifier was chosen, where none was named and it is not the default
 
     @property
     def tree(self) -> str:
@@ -148,9 +149,11 @@ class Trace:
         ]
         if self.drafted:
             share = self.accepted / self.drafted
+            chosen = f", chosen for {self.chosen_for}" if self.chosen_for else ""
             lines.append(
-                f"draft {self.drafter}, verifier {self.verifier}: {self.accepted} of {self.drafted} guesses accepted "
-                f"({share:.0%}); expected {self.expected_per_call:.2f} tokens a call"
+                f"draft {self.drafter}, verifier {self.verifier}{chosen}: "
+                f"{self.accepted} of {self.drafted} guesses accepted ({share:.0%}); "
+                f"expected {self.expected_per_call:.2f} tokens a call"
             )
             lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))
             lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))
@@ -173,6 +176,7 @@ class Trace:
         """The statistics as a dictionary for JSON."""
         return {
             "verifier": self.verifier,
+            "chosen_for": self.chosen_for,
             "drafter": self.drafter,
             "tree": self.tree,
             "shapes": dict(self.shapes),

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from draftproof.draft import Tree
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
-from draftproof.engine.setup import Setup, choose_draw, choose_rule, choose_tuner
+from draftproof.engine.setup import Setup, best_rule, choose_draw, choose_rule, choose_tuner
 from draftproof.engine.tuning import Fixed
 from draftproof.errors import DraftproofError
 from draftproof.integrations.network_cache import NetworkCache
@@ -71,7 +71,7 @@ CREATED = (
 def custom_generate(
     draft: str | Model | Any | None = "auto",
     *,
-    verify: str = "block",
+    verify: str = "auto",
     tree: Tree | None = None,
     draft_temperature: float | None = None,
     lean: bool = True,
@@ -85,6 +85,8 @@ def custom_generate(
                         float32 that takes memory for the weights a second time
     """
     rule = choose_rule(verify, None)  # raise now, not in the middle of generate()
+    if verify == "auto" and draft is not None:
+        rule = best_rule(tree)
     if draft_temperature is not None:
         Sampling(temperature=draft_temperature)  # raises if it is not a temperature
     tuner, per_request = choose_tuner(rule, [] if draft is None else [draft], tree, repeatable=True, tempers=False)

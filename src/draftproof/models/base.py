@@ -19,6 +19,7 @@ import numpy as np
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
+from draftproof.sampling import Sampling
 
 
 class Session(Protocol):
@@ -200,6 +201,13 @@ class KnowsItself(Protocol):
     def facts(self) -> ModelFacts: ...
 
 
+class HasSampling(Protocol):
+    """Comes with sampling settings of its own, such as those of a generation_config.json."""
+
+    @property
+    def default_sampling(self) -> Sampling: ...
+
+
 class ReadsHiddenStates(Protocol):
     """A drafter whose session reads hidden states of the target's session."""
 
@@ -243,6 +251,12 @@ def check_drafts_fit(model: object, role: str = "target") -> None:
     obstacle = facts(model).obstacle
     if obstacle:
         raise DraftproofError(f"{obstacle}: " + ("use --draft none" if role == "target" else "choose another draft"))
+
+
+def default_sampling(model: object) -> Sampling:
+    """What a model is sampled with where the caller names no sampling; most have none, and their law stays as it is."""
+    own = offers(model, HasSampling)
+    return Sampling() if own is None else own.default_sampling
 
 
 def taps(model: object) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,19 @@ from draftproof.models.llama.masks import additive
 from draftproof.models.llama.network import FusedLlama
 from draftproof.models.llama.placement import Placement, placed
 from draftproof.models.plain import PlainSession
+from draftproof.sampling import Sampling
+
+# sampling controls of generation_config.json, which have the same names and meanings here
+CONFIGURED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "repetition_penalty",
+)
 
 
 class HFModel:
@@ -61,6 +75,22 @@ class HFModel:
         fused = isinstance(self.network, FusedLlama)
         cost = 0.01 if device == "cuda" else 0.05 if fused else 0.1
         return ModelFacts(int(weights), True, device, cost, self.obstacle)
+
+    @cached_property
+    def default_sampling(self) -> Sampling:
+        """The sampling controls that generation_config.json sets.
+
+        Its `do_sample` is no control: a text is drawn from the model's law unless a temperature of 0 is asked for.
+        """
+        config = getattr(self.network, "generation_config", None)
+        stated = stated_values(config)
+        try:
+            return Sampling(**{name: stated[name] for name in CONFIGURED if stated.get(name) is not None})
+        except DraftproofError as error:
+            raise DraftproofError(
+                f"generation_config.json of {self.name!r} cannot be used ({error}): correct it, or leave it out with "
+                "--no-generation-config or sampling=Sampling()"
+            ) from error
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> Session:
         """`taps`: hidden states to keep for a drafter that reads them, as transformers numbers them."""
@@ -229,6 +259,13 @@ def in_reach(kind: str, window: int | None, seer: np.ndarray, seen: np.ndarray) 
         return np.array(True)
     near = seen // window == seer // window if kind == "chunked_attention" else seer - seen < window
     return np.asarray(near)
+
+
+def stated_values(generation_config: Any) -> dict[str, Any]:
+    """What a generation_config.json says, without what transformers fills in by itself."""
+    if generation_config is None or isinstance(generation_config, SimpleNamespace):  # read without transformers
+        return {} if generation_config is None else vars(generation_config)
+    return dict(generation_config.to_diff_dict())
 
 
 def cache_view(network: Any, cache: SlotCache, placement: Placement) -> Any:

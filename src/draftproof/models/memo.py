@@ -16,7 +16,8 @@ from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
 from draftproof.law import Array
-from draftproof.models.base import Model, ModelFacts, Session, facts, forget
+from draftproof.models.base import Model, ModelFacts, Session, default_sampling, facts, forget
+from draftproof.sampling import Sampling
 
 
 class Memo:
@@ -34,6 +35,10 @@ class Memo:
     @property
     def facts(self) -> ModelFacts:
         return facts(self.model)
+
+    @property
+    def default_sampling(self) -> Sampling:
+        return default_sampling(self.model)
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> MemoSession:
         """Open a session. With `taps` (hidden states for a drafter) a call computes all rows or none."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError, first_line, nearest
 from draftproof.models.base import Model, check_drafts_fit, facts
+from draftproof.models.devices import check_precision, choose_device, precision
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
@@ -34,18 +35,17 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
 
     dtype "int8" quantises the linear layers (CPU): it is another, faster model, and is sampled from just as exactly. A
     model of the Llama family is rebuilt to run faster (models/llama/rebuild.py); without `lean` it stays transformers'
-    own network.
+    own network. The device is a name of torch, such as "cuda:1"; None or "auto" is a GPU where there is one.
     """
-    import torch
+    name, dtype = str(name), check_precision(dtype)
+    place = choose_device(device, dtype)  # first: torch alone tells that it is not there
 
     from draftproof.models.hf import HFModel
     from draftproof.models.llama.rebuild import pack
 
-    name, dtype = str(name), str(dtype).removeprefix("torch.")
     network, tokenizer = (read_lean if lean else read)(name, precision(dtype))
     if dtype == "int8":
         return HFModel(_quantised(name, network, tokenizer), tokenizer, f"{name} (int8)")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         network = network.to(place)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a missing device
@@ -68,16 +68,6 @@ def _quantised(name: str, network: Any, tokenizer: Any) -> Any:
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise DraftproofError(f"{name} cannot be quantised ({first_line(error)}): use --dtype float32") from error
     return quantised
-
-
-def precision(dtype: str) -> Any:
-    """The torch dtype in which weights are read; for int8 they are quantised afterwards."""
-    import torch
-
-    kind = torch.float32 if dtype == "int8" else getattr(torch, dtype, None)
-    if kind not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):  # those that torch computes in
-        raise DraftproofError(f"unknown dtype {dtype!r}: use float32, bfloat16, float16 or int8")
-    return kind
 
 
 def drafter(name: str | Path, target: Model) -> Model | None:

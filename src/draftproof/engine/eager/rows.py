@@ -91,8 +91,11 @@ def drawn(law: Array, u: Array) -> Array:
 def as_numpy(logits: Array, samplings: Sequence[Sampling]) -> Array:
     """View CPU logits as NumPy, which runs the many small operations of rules with less overhead than torch.
 
-    Logits for processors stay in torch, which processors expect.
+    Logits for processors stay in torch, which processors expect. Those of a device without float64, in which tokens
+    are drawn, come to the CPU.
     """
+    if is_torch_array(logits) and logits.device.type == "mps":
+        logits = logits.cpu()
     if not is_torch_array(logits) or logits.device.type != "cpu" or logits.dtype == array_namespace(logits).bfloat16:
         return logits
     return logits if any(sampling.processors for sampling in samplings) else logits.numpy()
