@@ -275,11 +275,12 @@ def test_pieces_tell_where_they_come_from():
     assert {p.kind for p in dp.stream(chain_model(text), [0], draft=None)} == {"plain"}
 
 
-def test_an_unfinished_stream_has_no_output_yet():
-    writing = dp.stream(table(1), [0], max_new_tokens=9)
-    next(iter(writing))
-    with pytest.raises(dp.DraftproofError, match="not finished"):
-        _ = writing.output
+def test_the_output_of_an_unfinished_stream_is_the_text_so_far():
+    writing = dp.stream(chain_model("hello"), [0], draft=None, max_new_tokens=50)
+    next(writing)
+    assert (writing.output.text, writing.output.finish) == ("h", "cancelled")
+    assert "".join(piece.text for piece in writing) == "ello"  # reading it has not ended the text
+    assert (writing.output.text, writing.output.finish) == ("hello", "end")
 
 
 # When the drafter fails

@@ -9,7 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftproof.commands.bench import beside_peers
-from draftproof.commands.shared import AnyTarget, MinP, Precision, Raw, RepetitionPenalty, Temperature, TopK, TopP
+from draftproof.commands.shared import (
+    AnyTarget,
+    Draft,
+    DraftLength,
+    DraftTemperature,
+    DraftTopK,
+    FrequencyPenalty,
+    IgnoreEos,
+    Lossy,
+    MaxNewTokens,
+    MinP,
+    Precision,
+    PresencePenalty,
+    Raw,
+    RepetitionPenalty,
+    Reproducible,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    TreeShape,
+    TypicalP,
+    Verify,
+)
 from draftproof.errors import DraftproofError
 
 if TYPE_CHECKING:
@@ -22,34 +46,26 @@ COLOURS = {"accepted": "green", "corrected": "yellow", "plain": ""}
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     target: AnyTarget = "smollm2",
-    draft: Annotated[
-        str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, none, or several with commas.")
-    ] = "auto",
-    verify: Annotated[str, typer.Option(help="A rule of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="Draft tree: chain:5, star:4, best:20x5 or auto.")] = "auto",
-    draft_length: Annotated[
-        str, typer.Option(help="Number of draft tokens, short for --tree chain:N; or auto.")
-    ] = "auto",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Maximum length of the text.")] = 128,
+    draft: Draft = "auto",
+    verify: Verify = "block",
+    tree: TreeShape = "auto",
+    draft_length: DraftLength = "auto",
+    max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
-    typical_p: Annotated[
-        float, typer.Option(help="Keep the most typical tokens with this total probability; 1 is off.")
-    ] = 1.0,
+    typical_p: TypicalP = 1.0,
     repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Penalty on tokens of the output; 0 is off.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Penalty for each use in the output; 0 is off.")] = 0.0,
-    draft_temperature: Annotated[float | None, typer.Option(help="Of the draft; the target's by default.")] = None,
-    draft_top_k: Annotated[int | None, typer.Option(help="Of the draft; the target's by default.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past the model's end token.")] = False,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Same target and seed, same text, whatever the draft.")
-    ] = False,
-    lossy: Annotated[str | None, typer.Option(help="Trade exactness for speed: lenience:0.8, typical, ...")] = None,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    draft_temperature: DraftTemperature = None,
+    draft_top_k: DraftTopK = None,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    seed: Seed = None,
+    reproducible: Reproducible = False,
+    lossy: Lossy = None,
     dtype: Precision = "float32",
     raw: Raw = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain sampling and transformers.")] = False,

@@ -12,7 +12,7 @@ from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup, may_temper, new_seed
 from draftproof.engine.tuning import Auto
-from draftproof.errors import DraftproofError, whole
+from draftproof.errors import whole
 from draftproof.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def generate(
 
 
 def stream(target: Named, prompt: Prompt, **settings: Unpack[Settings]) -> Stream:
-    """Generate one text piece by piece; `.output` holds the whole once it is finished. Settings as in `generate`."""
+    """Generate one text piece by piece; `.output` holds the text so far. Settings as in `generate`."""
     check_names(settings)
     scheduler, (request,) = prepare(target, prompt, 1, **settings)
     return Stream(scheduler, request)
@@ -97,9 +97,9 @@ class Stream:
 
     @property
     def output(self) -> Output:
-        if not self._request.finish:
-            raise DraftproofError("the text is not finished: iterate to the end before reading `.output`")
-        return self._request.output
+        """The text; before its end the text so far, with finish "cancelled"."""
+        output = self._request.output
+        return output if output.finish else output._replace(finish="cancelled")
 
 
 def prepare(
