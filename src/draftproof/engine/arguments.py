@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from draftproof.draft import Tree
 from draftproof.engine.tuning import Auto
-from draftproof.errors import DraftproofError, nearest
+from draftproof.errors import ContextError, DraftproofError, nearest
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling, check_tokens
 
@@ -77,9 +77,7 @@ def encode(target: Model, prompt: Prompt, chat: bool = True) -> tuple[int, ...]:
     if strange:
         raise DraftproofError(f"token id {strange[0]} is outside the vocabulary (0 to {target.vocabulary - 1})")
     if target.context is not None and len(ids) >= target.context:
-        raise DraftproofError(
-            f"the prompt has {len(ids)} tokens but the context of {target.name!r} has {target.context}: shorten it"
-        )
+        raise ContextError(target.name, len(ids), target.context)
     return tuple(ids)
 
 

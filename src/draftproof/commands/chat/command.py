@@ -1,0 +1,185 @@
+"""The options of `draftproof chat`, and its loop: read a message, answer it, until the user leaves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftproof.commands.generate import _rule, _shape
+from draftproof.commands.shared import (
+    AnyTarget,
+    Draft,
+    DraftLength,
+    DraftTemperature,
+    DraftTopK,
+    FrequencyPenalty,
+    IgnoreEos,
+    Lossy,
+    MaxNewTokens,
+    MinP,
+    Precision,
+    PresencePenalty,
+    RepetitionPenalty,
+    Reproducible,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    TreeShape,
+    TypicalP,
+    Verify,
+)
+from draftproof.errors import DraftproofError
+from draftproof.paths import state_folder
+
+if TYPE_CHECKING:
+    from draftproof.commands.chat.conversation import Conversation
+    from draftproof.commands.chat.reading import Keyboard
+    from draftproof.commands.chat.screen import Screen
+    from draftproof.commands.chat.session import Session
+
+
+def chat(
+    context: typer.Context,
+    target: AnyTarget = "smollm2",
+    system: Annotated[str | None, typer.Option(help="A text that comes before the conversation.")] = None,
+    draft: Draft = "auto",
+    verify: Verify = "block",
+    tree: TreeShape = "auto",
+    draft_length: DraftLength = "auto",
+    max_new_tokens: MaxNewTokens = 1024,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    typical_p: TypicalP = 1.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    draft_temperature: DraftTemperature = None,
+    draft_top_k: DraftTopK = None,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    seed: Seed = None,
+    reproducible: Reproducible = False,
+    lossy: Lossy = None,
+    dtype: Precision = "float32",
+    resume: Annotated[Path | None, typer.Option(help="Go on with the conversation of this transcript.")] = None,
+    transcript: Annotated[Path | None, typer.Option(help="Save the conversation here after every answer.")] = None,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Keep what you type for the arrow keys of later chats.")
+    ] = True,
+) -> None:
+    """Chat with a model: each line is a message, /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."""
+    from draftproof.commands.chat.screen import Screen
+    from draftproof.commands.chat.session import Session
+
+    given = {name: value for name, value in context.params.items() if _is_given(context, name)}
+    given |= {"verify": _rule(verify, reproducible, lossy)} if {"verify", "reproducible"} & given.keys() else {}
+    given |= {"tree": _shape(tree, draft_length)} if "draft_length" in given else {}
+    conversation = _conversation(given, resume)
+    if transcript is not None:
+        _check_transcript(transcript, resume)
+    screen = Screen(sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty())
+    with screen.loading(conversation.target):
+        session = Session(conversation, screen, transcript)
+    if screen.interactive:
+        _talk(session, history, resume)
+    else:
+        _read(session)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether the user gave an option; a default yields to a resumed transcript."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _conversation(given: dict[str, Any], resume: Path | None) -> Conversation:
+    """The conversation to go on with, with the options that the user gave."""
+    import dataclasses
+
+    from draftproof.commands.chat.conversation import Conversation
+    from draftproof.commands.chat.settings import NAMES, ChatSettings
+
+    conversation = Conversation.load(resume) if resume else Conversation("smollm2", "float32", ChatSettings())
+    changes: dict[str, Any] = {
+        name: tuple(value) if name == "stop" else value for name, value in given.items() if name in NAMES
+    }
+    conversation.settings = dataclasses.replace(conversation.settings, **changes)
+    named = {name: given[name] for name in ("target", "dtype", "system") if name in given}
+    return dataclasses.replace(conversation, **named)
+
+
+def _check_transcript(path: Path, resume: Path | None) -> None:
+    """Refuse, before a model is loaded, a file that would be overwritten or cannot be written."""
+    from draftproof.paths import check_writable
+
+    if path.exists() and not (resume is not None and resume.exists() and path.samefile(resume)):
+        raise DraftproofError(f"{path} exists already: go on with it by --resume {path}, or choose another name")
+    check_writable(path, "the transcript")
+
+
+def _read(session: Session) -> None:
+    """Answer messages from a pipe; the first error ends it."""
+    from draftproof.commands.chat import reading
+
+    try:
+        while True:
+            _handle(session, reading.message(reading.piped_line))
+    except EOFError:
+        return
+
+
+def _talk(session: Session, history: bool, resume: Path | None) -> None:
+    """Answer messages from a terminal; errors are shown and the chat goes on."""
+    from draftproof.commands.chat import reading, slash
+
+    screen = session.screen
+    screen.greet(session.conversation, " + ".join(draft.name for draft in session.drafts) or "none")
+    if resume is not None:
+        screen.resumed(resume, session.conversation.exchanges)
+    folder = state_folder() if history else None
+    keyboard = reading.Keyboard(
+        reading.History(folder / "chat-history.jsonl") if folder else None, slash.endings, screen.prompt_style
+    )
+    interrupted = False
+    while True:
+        screen.space()
+        try:
+            text = reading.message(keyboard.line)
+            interrupted = False
+            _remember(keyboard, text, screen)
+            _handle(session, text)
+        except KeyboardInterrupt:
+            print()
+            if interrupted and not keyboard.typed:
+                return
+            interrupted = not keyboard.typed
+            if interrupted:
+                screen.note("Ctrl-C again or Ctrl-D leaves")
+        except EOFError:
+            return
+        except DraftproofError as error:
+            screen.error(str(error))
+
+
+def _remember(keyboard: Keyboard, text: str, screen: Screen) -> None:
+    try:
+        keyboard.remember(text)
+    except OSError as error:
+        screen.note(f"what you type is not kept ({error.strerror}: {error.filename}); --no-history hides this line")
+
+
+def _handle(session: Session, text: str) -> None:
+    """Answer a message or run a command; a line of spaces is neither."""
+    from draftproof.commands.chat import slash
+
+    if text.startswith("/") and not text.startswith("//"):
+        slash.run(session, text)
+    elif text.strip():
+        session.say(text[1:] if text.startswith("//") else text)
