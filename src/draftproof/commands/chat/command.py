@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftproof.commands.chat.settings import NAMES, ChatSettings
 from draftproof.commands.generate import _rule, _shape
 from draftproof.commands.shared import (
     AnyTarget,
@@ -51,7 +52,7 @@ def chat(
     verify: Verify = "block",
     tree: TreeShape = "auto",
     draft_length: DraftLength = "auto",
-    max_new_tokens: MaxNewTokens = 1024,
+    max_new_tokens: MaxNewTokens = ChatSettings.max_new_tokens,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -76,16 +77,19 @@ def chat(
 ) -> None:
     """Chat with a model: each line is a message, /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."""
     from draftproof.commands.chat.screen import Screen
-    from draftproof.commands.chat.session import Session
 
-    given = {name: value for name, value in context.params.items() if _is_given(context, name)}
-    given |= {"verify": _rule(verify, reproducible, lossy)} if {"verify", "reproducible"} & given.keys() else {}
-    given |= {"tree": _shape(tree, draft_length)} if "draft_length" in given else {}
+    given = {name: value for name, value in context.params.items() if resume is None or _is_given(context, name)}
+    if {"verify", "reproducible", "lossy"} & given.keys():
+        given |= {"verify": _rule(verify, reproducible, lossy), "lossy": lossy}
+    if {"tree", "draft_length"} & given.keys():
+        given["tree"] = _shape(tree, draft_length)
     conversation = _conversation(given, resume)
     if transcript is not None:
         _check_transcript(transcript, resume)
     screen = Screen(sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty())
     with screen.loading(conversation.target):
+        from draftproof.commands.chat.session import Session  # seconds: torch
+
         session = Session(conversation, screen, transcript)
     if screen.interactive:
         _talk(session, history, resume)
@@ -104,15 +108,15 @@ def _conversation(given: dict[str, Any], resume: Path | None) -> Conversation:
     import dataclasses
 
     from draftproof.commands.chat.conversation import Conversation
-    from draftproof.commands.chat.settings import NAMES, ChatSettings
 
-    conversation = Conversation.load(resume) if resume else Conversation("smollm2", "float32", ChatSettings())
-    changes: dict[str, Any] = {
-        name: tuple(value) if name == "stop" else value for name, value in given.items() if name in NAMES
-    }
-    conversation.settings = dataclasses.replace(conversation.settings, **changes)
+    options: dict[str, Any] = {name: value for name, value in given.items() if name in NAMES}
+    if "stop" in options:
+        options["stop"] = tuple(options["stop"] or ())
     named = {name: given[name] for name in ("target", "dtype", "system") if name in given}
-    return dataclasses.replace(conversation, **named)
+    if resume is None:
+        return Conversation(settings=ChatSettings(**options), **named)
+    conversation = Conversation.load(resume)
+    return dataclasses.replace(conversation, settings=dataclasses.replace(conversation.settings, **options), **named)
 
 
 def _check_transcript(path: Path, resume: Path | None) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from draftproof.commands.chat.conversation import Conversation, Exchange
 from draftproof.commands.chat.wrapping import wrapped
@@ -30,7 +32,7 @@ class Screen:
     def __init__(self, interactive: bool) -> None:
         self.interactive = interactive
         # in a pipe the text is alone on standard output
-        self.console = Console(highlight=False, soft_wrap=True, markup=False, stderr=not interactive)
+        self.console = Console(highlight=False, soft_wrap=not interactive, markup=False, stderr=not interactive)
 
     @property
     def prompt_style(self) -> tuple[str, str]:
@@ -56,6 +58,13 @@ class Screen:
     def note(self, text: str) -> None:
         self.console.print(text, style="dim")
 
+    def table(self, rows: Iterable[Sequence[str]]) -> None:
+        """Two dim columns; the second one is wrapped beside the first."""
+        table = Table.grid("", "", padding=(0, 2))
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        self.console.print(table, style="dim")
+
     def error(self, text: str) -> None:
         self.console.print(text, style="red")
 
@@ -69,12 +78,12 @@ class Screen:
         print(flush=True)
         return writing.output.text
 
-    def result(self, output: Output, most: int) -> None:
+    def result(self, output: Output) -> None:
         """One line about an answer: its speed, and why it ended if the model did not end it."""
         trace = output.trace
         ended = {
-            "length": f"cut after {most} tokens (/set max_new_tokens)",
-            "context": "the context is full: /trim drops the oldest exchange, /clear all",
+            "length": "cut there (/set max_new_tokens)",
+            "context": "the context is full (/trim, /clear)",
             "cancelled": "stopped",
             "stop": "ended by a stop text",
         }

@@ -86,7 +86,7 @@ class Session:
         self.conversation.exchanges = [*earlier, Exchange(text, shown, output.seed, output.finish)]
         if settings.seed is not None:
             self.conversation.settings = dataclasses.replace(settings, seed=(settings.seed + 1) % SEEDS)
-        self.screen.result(output, settings.max_new_tokens)
+        self.screen.result(output)
         if self.transcript is not None:
             self.conversation.save(self.transcript)
 

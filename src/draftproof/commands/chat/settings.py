@@ -81,11 +81,9 @@ class ChatSettings:
             "seed": None if self.seed is None else check_seed(self.seed),
         }
 
-    def lines(self) -> list[str]:
-        """Every setting with its value."""
-        values = dataclasses.asdict(self)
-        width = max(map(len, values))
-        return [f"{name:{width}}  {_typed(value)}" for name, value in values.items()]
+    def rows(self) -> list[tuple[str, str]]:
+        """Every setting with its value, as one would type it."""
+        return [(name, _typed(getattr(self, name))) for name in NAMES]
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(ChatSettings))

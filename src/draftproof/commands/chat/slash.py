@@ -24,6 +24,11 @@ class Command(NamedTuple):
     run: Run
 
 
+KEYS = (
+    ("//TEXT", "Send a message that begins with a slash."),
+    ('"""', "Begin and end a message of several lines; or end a line with a backslash, or press Alt-Enter."),
+    ("Ctrl-C", "Stop the answer and keep what it says; at the prompt clear the line."),
+)
 COMMANDS: dict[str, Command] = {}
 
 
@@ -60,12 +65,8 @@ def endings(line: str) -> Sequence[str]:
 @command("help")
 def _help(session: Session, argument: str) -> None:
     """Show this list."""
-    rows = [(f"/{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()]
-    rows += [("//TEXT", "A message that begins with a slash."), ('"""', "Begin and end a message of several lines.")]
-    width = max(len(usage) for usage, _ in rows)
-    for usage, words in rows:
-        session.screen.note(f"{usage:{width}}  {words}")
-    session.screen.note("A line that ends with a backslash goes on in the next one; so does Alt-Enter.")
+    rows = [(f"/{name} {command.argument}", command.help) for name, command in COMMANDS.items()]
+    session.screen.table([*rows, *KEYS])
 
 
 @command("retry")
@@ -118,9 +119,7 @@ def _set(session: Session, argument: str) -> None:
     if name:
         session.use(session.conversation.settings.changed(name, value.strip()))
     wanted = name.replace("-", "_")
-    for line in session.conversation.settings.lines():
-        if not wanted or line.split()[0] == wanted:
-            session.screen.note(" ".join(line.split(None, 1)) if wanted else line)
+    session.screen.table([row for row in session.conversation.settings.rows() if wanted in ("", row[0])])
 
 
 @command("draft", "[NAME]")
