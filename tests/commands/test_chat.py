@@ -104,10 +104,10 @@ def test_the_same_seed_gives_the_same_chat_and_every_answer_has_its_own(chat, af
 
 def test_the_tuner_is_kept_from_turn_to_turn(folder):
     from draftproof.commands.chat.screen import Screen
-    from draftproof.commands.chat.session import Session
+    from draftproof.commands.chat.session import ChatSession
 
     settings = ChatSettings(draft="ngram", max_new_tokens=4)
-    session = Session(Conversation(folder, "float32", settings), Screen(interactive=False))
+    session = ChatSession(Conversation(folder, "float32", settings), Screen(interactive=False))
     session.say("abab")
     kept = session._tuner
     session.say("abab")

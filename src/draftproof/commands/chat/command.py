@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from draftproof.commands.chat.conversation import Conversation
     from draftproof.commands.chat.reading import Keyboard
     from draftproof.commands.chat.screen import Screen
-    from draftproof.commands.chat.session import Session
+    from draftproof.commands.chat.session import ChatSession
 
 
 def chat(
@@ -88,9 +88,9 @@ def chat(
         _check_transcript(transcript, resume)
     screen = Screen(sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty())
     with screen.loading(conversation.target):
-        from draftproof.commands.chat.session import Session  # seconds: torch
+        from draftproof.commands.chat.session import ChatSession  # seconds: torch
 
-        session = Session(conversation, screen, transcript)
+        session = ChatSession(conversation, screen, transcript)
     if screen.interactive:
         _talk(session, history, resume)
     else:
@@ -128,7 +128,7 @@ def _check_transcript(path: Path, resume: Path | None) -> None:
     check_writable(path, "the transcript")
 
 
-def _read(session: Session) -> None:
+def _read(session: ChatSession) -> None:
     """Answer messages from a pipe; the first error ends it."""
     from draftproof.commands.chat import reading
 
@@ -139,7 +139,7 @@ def _read(session: Session) -> None:
         return
 
 
-def _talk(session: Session, history: bool, resume: Path | None) -> None:
+def _talk(session: ChatSession, history: bool, resume: Path | None) -> None:
     """Answer messages from a terminal; errors are shown and the chat goes on."""
     from draftproof.commands.chat import reading, slash
 
@@ -179,7 +179,7 @@ def _remember(keyboard: Keyboard, text: str, screen: Screen) -> None:
         screen.note(f"what you type is not kept ({error.strerror}: {error.filename}); --no-history hides this line")
 
 
-def _handle(session: Session, text: str) -> None:
+def _handle(session: ChatSession, text: str) -> None:
     """Answer a message or run a command; a line of spaces is neither."""
     from draftproof.commands.chat import slash
 

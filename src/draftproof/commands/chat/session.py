@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     by_clock: bool
 
 
-class Session:
+class ChatSession:
     """Answers messages and keeps the conversation."""
 
     def __init__(self, conversation: Conversation, screen: Screen, transcript: Path | None = None) -> None:

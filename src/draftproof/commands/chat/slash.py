@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftproof.commands.chat.conversation import Conversation
-from draftproof.commands.chat.session import Session
+from draftproof.commands.chat.session import ChatSession
 from draftproof.commands.chat.settings import NAMES
 from draftproof.commands.generate import _summarise
 from draftproof.errors import DraftproofError, nearest
 
-Run = Callable[[Session, str], None]
+Run = Callable[[ChatSession, str], None]
 
 
 class Command(NamedTuple):
@@ -42,7 +42,7 @@ def command(name: str, argument: str = "") -> Callable[[Run], Run]:
     return register
 
 
-def run(session: Session, line: str) -> None:
+def run(session: ChatSession, line: str) -> None:
     """Run a line such as "/set temperature 0.7"."""
     name, _, argument = line.removeprefix("/").partition(" ")
     argument = argument.strip()
@@ -63,21 +63,21 @@ def endings(line: str) -> Sequence[str]:
 
 
 @command("help")
-def _help(session: Session, argument: str) -> None:
+def _help(session: ChatSession, argument: str) -> None:
     """Show this list."""
     rows = [(f"/{name} {command.argument}", command.help) for name, command in COMMANDS.items()]
     session.screen.table([*rows, *KEYS])
 
 
 @command("retry")
-def _retry(session: Session, argument: str) -> None:
+def _retry(session: ChatSession, argument: str) -> None:
     """Answer the last message anew."""
     _check_said(session)
     session.retry()
 
 
 @command("undo")
-def _undo(session: Session, argument: str) -> None:
+def _undo(session: ChatSession, argument: str) -> None:
     """Drop the last message and its answer."""
     _check_said(session)
     dropped = session.conversation.exchanges.pop()
@@ -85,7 +85,7 @@ def _undo(session: Session, argument: str) -> None:
 
 
 @command("trim", "[N]")
-def _trim(session: Session, argument: str) -> None:
+def _trim(session: ChatSession, argument: str) -> None:
     """Drop the oldest exchange, or the N oldest, to make room in the context."""
     _check_said(session)
     said = session.conversation.exchanges
@@ -96,14 +96,14 @@ def _trim(session: Session, argument: str) -> None:
 
 
 @command("clear")
-def _clear(session: Session, argument: str) -> None:
+def _clear(session: ChatSession, argument: str) -> None:
     """Begin a new conversation; system text and settings stay."""
     session.conversation.exchanges = []
     session.screen.note("new conversation")
 
 
 @command("system", "[TEXT]")
-def _system(session: Session, argument: str) -> None:
+def _system(session: ChatSession, argument: str) -> None:
     """Set the system text, or show it; off removes it."""
     if argument:
         session.conversation.system = None if argument == "off" else argument
@@ -111,7 +111,7 @@ def _system(session: Session, argument: str) -> None:
 
 
 @command("set", "[NAME VALUE]")
-def _set(session: Session, argument: str) -> None:
+def _set(session: ChatSession, argument: str) -> None:
     """Change a setting, as in /set temperature 0.7; alone it shows all."""
     name, _, value = argument.partition(" ")
     if name and not value:
@@ -123,7 +123,7 @@ def _set(session: Session, argument: str) -> None:
 
 
 @command("draft", "[NAME]")
-def _draft(session: Session, argument: str) -> None:
+def _draft(session: ChatSession, argument: str) -> None:
     """Change the drafter: head, ngram, cache, a model, none; alone it shows it."""
     if argument:
         session.use(session.conversation.settings.changed("draft", argument))
@@ -132,7 +132,7 @@ def _draft(session: Session, argument: str) -> None:
 
 
 @command("stats")
-def _stats(session: Session, argument: str) -> None:
+def _stats(session: ChatSession, argument: str) -> None:
     """Show how the last answer was drafted, verified and timed."""
     if session.last is None:
         raise DraftproofError("there are no statistics yet: send a message first")
@@ -140,7 +140,7 @@ def _stats(session: Session, argument: str) -> None:
 
 
 @command("save", "FILE")
-def _save(session: Session, argument: str) -> None:
+def _save(session: ChatSession, argument: str) -> None:
     """Write the conversation and its settings to a file."""
     path = _path("save", argument)
     if path.exists():
@@ -150,7 +150,7 @@ def _save(session: Session, argument: str) -> None:
 
 
 @command("load", "FILE")
-def _load(session: Session, argument: str) -> None:
+def _load(session: ChatSession, argument: str) -> None:
     """Go on with a saved conversation and its settings; the model stays."""
     path = _path("load", argument)
     loaded = Conversation.load(path)
@@ -161,12 +161,12 @@ def _load(session: Session, argument: str) -> None:
 
 
 @command("exit")
-def _exit(session: Session, argument: str) -> None:
+def _exit(session: ChatSession, argument: str) -> None:
     """Leave, as does Ctrl-D."""
     raise EOFError
 
 
-def _check_said(session: Session) -> None:
+def _check_said(session: ChatSession) -> None:
     if not session.conversation.exchanges:
         raise DraftproofError("nothing was said yet: send a message first")
 
