@@ -77,14 +77,15 @@ def answer(folder: str, seed: int, *texts: str) -> str:
 
 
 def test_every_line_is_answered_with_all_that_was_said_before(chat, folder):
-    code, out, err = chat("hi\n\n  \nand?\n")
+    code, out, err = chat("hi\n\n  \nand?\nso?\n")
     first = answer(folder, 1, "hi")
     second = answer(folder, 2, "hi", first, "and?")
-    assert (code, out) == (0, f"{first}\n{second}\n")
-    assert second != answer(folder, 2, "and?")  # it has read the first exchange
+    third = answer(folder, 3, "hi", first, "and?", second, "so?")
+    assert (code, out) == (0, f"{first}\n{second}\n{third}\n")
+    assert third != answer(folder, 3, "and?", second, "so?")  # it has read the first exchange
     assert "\x1b" not in out + err
     assert "> " not in out + err
-    assert err.count("4 tokens, 1.00 a call, ") == 2
+    assert err.count("4 tokens, 1.00 a call, ") == 3
 
 
 def test_a_message_may_have_several_lines_or_begin_with_a_slash(after):

@@ -159,24 +159,27 @@ def test_tab_completes_commands_and_settings():
 # Ctrl-C
 
 
-def interrupting(times: int):
+class CtrlC:
     """A processor that presses Ctrl-C while the third token is computed."""
 
-    def press(ids, scores):
-        if ids.shape[1] == 3:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-        return scores
+    def __init__(self, times: int) -> None:
+        self.times, self.computed = times, 0
 
-    return press
+    def __call__(self, ids, scores):
+        for _ in range(self.times if ids.shape[1] == 3 else 0):
+            signal.raise_signal(signal.SIGINT)
+        self.computed += 1
+        return scores
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_shown(times, capsys):
-    before = signal.getsignal(signal.SIGINT)
-    coin, sampling = TableModel(lambda context: [0.5, 0.5]), dp.Sampling(processors=[interrupting(times)])
+    before, presses = signal.getsignal(signal.SIGINT), CtrlC(times)
+    coin = TableModel(lambda context: [0.5, 0.5])
+    sampling = dp.Sampling(processors=[presses])
     writing = dp.stream(coin, [0], draft=None, sampling=sampling, max_new_tokens=50, seed=1)
     shown = Screen(interactive=True).answer(writing)
+    assert presses.computed == (3 if times == 1 else 2)  # the second one does not wait for the end of the step
     assert shown == dp.generate(coin, [0], draft=None, max_new_tokens=2, seed=1).text
     assert capsys.readouterr().out.splitlines()[0] == shown
     assert writing.output.finish == "cancelled"
@@ -208,6 +211,7 @@ def test_lines_break_between_words(words, width, sizes):
 @pytest.mark.parametrize("text", ["a\n\n    b\tc\r\n", "x" * 100, "天空是蓝色的" * 9, "", "  indented"])
 def test_what_has_no_place_to_break_stays_as_it_is(text):
     assert broken([Piece(text, "plain")], 40) == text
+    assert broken([Piece(text[i : i + 5], "plain") for i in range(0, len(text), 5)], 40) == text
 
 
 def test_a_word_is_shown_at_once_where_there_is_room():
@@ -215,3 +219,16 @@ def test_a_word_is_shown_at_once_where_there_is_room():
     shown = wrapping.wrapped(pieces, lambda: 40)
     assert next(shown) == Piece("hel", "plain")
     assert next(shown) == Piece("lo", "accepted")
+
+
+def test_a_word_without_an_end_is_not_held_back_for_ever():
+    taken = []
+
+    def endless():
+        while len(taken) < 1000:
+            taken.append("x")
+            yield Piece("x", "plain")
+
+    shown = wrapping.wrapped(endless(), lambda: 40)
+    assert "".join(next(shown).text for _ in range(100)) == "x" * 100
+    assert len(taken) <= 100 + wrapping.NEAR

@@ -146,6 +146,7 @@ def _talk(session: ChatSession, history: bool, resume: Path | None) -> None:
     screen = session.screen
     screen.greet(session.conversation, " + ".join(draft.name for draft in session.drafts) or "none")
     if resume is not None:
+        screen.space()
         screen.resumed(resume, session.conversation.exchanges)
     folder = state_folder() if history else None
     keyboard = reading.Keyboard(

@@ -19,6 +19,7 @@ FIRST, MORE = "> ", ". "
 QUOTES = '"""'
 KEPT = 1000  # messages in the history
 BINDINGS = ("set enable-bracketed-paste on", r'"\e\C-m": "\C-v\C-j"', "tab: complete")  # the second: Alt-Enter
+LIBEDIT_BINDINGS = ("bind ^I rl_complete",)  # macOS may have another library under the same name
 
 
 def message(next_line: Callable[[str], str]) -> str:
@@ -67,7 +68,7 @@ class Keyboard:
         readline.set_auto_history(False)  # a message of several lines is one entry
         readline.set_completer(lambda text, i: [*complete(text), None][i])
         readline.set_completer_delims("\n")
-        for binding in BINDINGS:
+        for binding in LIBEDIT_BINDINGS if "libedit" in (readline.__doc__ or "") else BINDINGS:
             readline.parse_and_bind(binding)
         for earlier in history.load() if history else ():
             readline.add_history(earlier)
