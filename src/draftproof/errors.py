@@ -12,6 +12,14 @@ class DraftproofError(ValueError):
     """An error that the caller can fix; the command line prints it as one line and exits with 2."""
 
 
+class ContextError(DraftproofError):
+    """A prompt has more tokens than the context of the model."""
+
+    def __init__(self, model: str, tokens: int, context: int) -> None:
+        super().__init__(f"the prompt has {tokens} tokens but the context of {model!r} has {context}: shorten it")
+        self.model, self.tokens, self.context = model, tokens, context
+
+
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.3) -> str | None:
     """The known name that a mistyped word most resembles, for a hint; None if none is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)

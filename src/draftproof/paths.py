@@ -1,4 +1,4 @@
-"""The cache folder, and files that the user asks to read or to write."""
+"""The folders for models and history, and files that the user asks to read or to write."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def cache_folder() -> Path:
         raise DraftproofError(
             "this user has no home folder: set DRAFTPROOF_CACHE to a folder to keep models in"
         ) from error
+
+
+def state_folder() -> Path | None:
+    """Where what a user typed is kept: draftproof's part of $XDG_STATE_HOME; None for a user without a home folder."""
+    base = os.environ.get("XDG_STATE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "state") / "draftproof"
+    except RuntimeError:
+        return None
 
 
 def read_text(path: Path, what: str) -> str:

@@ -1,1 +1,1 @@
-"""The command line, one file per command; imports wait until a command runs, so that --help is fast."""
+"""The command line, one file or folder per command; imports wait until a command runs, so that --help is fast."""

@@ -1,4 +1,4 @@
-"""The commands together: draftproof generate, limits, distill, audit, collect, bench, list."""
+"""The commands together: draftproof generate, chat, limits, distill, audit, collect, bench, list."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from draftproof.commands.audit import audit, collect
 from draftproof.commands.bench import app as bench
+from draftproof.commands.chat import chat
 from draftproof.commands.distill import distill
 from draftproof.commands.generate import generate
 from draftproof.commands.limits import limits
@@ -20,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (generate, limits, distill, audit, collect):
+for command in (generate, chat, limits, distill, audit, collect):
     app.command()(command)
 app.command("list")(list_rules)
 app.add_typer(bench, name="bench")

@@ -32,6 +32,7 @@ from draftproof.commands.shared import (
     Seed,
     Stop,
     Temperature,
+    Threads,
     TopK,
     TopP,
     TreeShape,
@@ -72,7 +73,7 @@ def generate(
     lossy: Lossy = None,
     dtype: Precision = "float32",
     device: Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; as torch chooses by default.")] = None,
+    threads: Threads = None,
     raw: Raw = False,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json or --prompts: each token's logprob, and so many likeliest tokens.")

@@ -35,6 +35,7 @@ Device = Annotated[
         autocompletion=lambda: list(DEVICES),
     ),
 ]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; as torch chooses by default.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not use the model's chat template.")]
 
 

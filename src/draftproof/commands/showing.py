@@ -120,10 +120,15 @@ def as_dict(output: Output) -> dict[str, Any]:
         "finish": output.finish,
         "notice": output.notice,
         "seed": output.seed,
-        "tokens_per_s": output.trace.tokens / max(sum(output.trace.seconds.values()), 1e-9),
+        "tokens_per_s": speed(output),
         "trace": output.trace.as_dict(),
         **logprobs_as_dict(output),
     }
+
+
+def speed(output: Output) -> float:
+    """Tokens a second, from the first step on."""
+    return output.trace.tokens / max(sum(output.trace.seconds.values()), 1e-9)
 
 
 def logprobs_as_dict(output: Output) -> dict[str, Any]:

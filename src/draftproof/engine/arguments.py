@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from draftproof.draft import Tree
 from draftproof.engine.messages import Message, template_ids
 from draftproof.engine.tuning import Auto
-from draftproof.errors import DraftproofError, nearest, whole
+from draftproof.errors import ContextError, DraftproofError, nearest, whole
 from draftproof.models.base import Model
 from draftproof.sampling import Sampling, check_tokens
 
@@ -111,9 +111,7 @@ def encode(target: Model, prompt: Prompt, chat: bool = True, continue_final_mess
     if not ids:
         raise DraftproofError("the prompt has no tokens: give at least one word")
     if target.context is not None and len(ids) >= target.context:
-        raise DraftproofError(
-            f"the prompt has {len(ids)} tokens but the context of {target.name!r} has {target.context}: shorten it"
-        )
+        raise ContextError(target.name, len(ids), target.context)
     return tuple(ids)
 
 
