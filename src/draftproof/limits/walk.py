@@ -51,6 +51,11 @@ class Walk:
         self.ended = False
 
     @property
+    def has_logits(self) -> bool:
+        """Whether the drafter gives logits, to which a temperature and truncation apply; an n-gram lookup does not."""
+        return self.sessions[1].speaks == "logits"
+
+    @property
     def finished(self) -> bool:
         """Whether the text is complete, was ended by the target, or leaves no room in the context for guesses."""
         written = len(self.row.prompt) + len(self.row.output)

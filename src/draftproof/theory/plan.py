@@ -153,6 +153,12 @@ class Plan(NamedTuple):
         """Tokens per second."""
         return self.tokens / self.seconds
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The speed-up a standard error below and above, of its logarithm: a ratio is never negative."""
+        factor = math.exp(min(self.error / self.speedup, 700.0))
+        return self.speedup / factor, self.speedup * factor
+
 
 def promise(tree: Tree, tokens: float, variance: float, costs: Costs) -> Plan:
     """The plan for a tree with so many expected tokens; relative errors of tokens and times add as squares."""
