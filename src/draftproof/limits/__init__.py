@@ -179,7 +179,7 @@ def measure(
             walk = Walk(
                 target, draft, ids, sampling, settings.draft_top_k, forest, *sizes, SampleKey(settings.seed, number)
             )
-            draft_top_k = walk.row.draft_sampling.top_k if walk.has_logits else 0
+            draft_top_k = walk.draft_top_k
             while not walk.finished:
                 guesses = walk.look()
                 means.add(Position(forest, guesses, *walk.spare_noise()), walk.has_logits and temperature > 0)

@@ -149,7 +149,7 @@ class Position:
         return float(self._cut(case).limit[0])
 
     def judged(self, case: RuleCase) -> tuple[float, float]:
-        """How often the rule of a case accepts a first guess, and what it falls short of the limit; means of redraws."""
+        """How often the rule of a case accepts a first guess, and what it falls short of the limit, on average."""
         stars = self._once(("stars", case.draw, case.siblings), lambda: self._stars(case))
         inside = np.repeat(self._cut(case).inside, len(self.first), axis=0)
         rule = VERIFIERS[case.rule]
