@@ -38,8 +38,8 @@ thead th { border-top: 0; background: var(--panel); white-space: nowrap; font-we
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 .words { min-width: 13rem; overflow-wrap: anywhere } .token { white-space: pre } summary { cursor: pointer }
 summary h2 { display: inline }
-@media (max-width: 32rem) { th, td { padding: .4rem .55rem } thead th { white-space: normal; vertical-align: bottom }
-  .words { min-width: 9rem } }
+@media (max-width: 32rem) { th, td { padding: .4rem .55rem } thead th { vertical-align: bottom }
+  thead th.number { white-space: normal } .words { min-width: 9rem } }
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,7 +48,9 @@ def distill(
 ) -> None:
     """Train a drafter for a target on text that the target writes. An interrupted run resumes when restarted."""
     import torch
+    from rich.console import Console
 
+    from draftproof.commands.progress import stages
     from draftproof.distill import evaluate
     from draftproof.distill.job import Job
     from draftproof.distill.run import distil
@@ -77,8 +79,8 @@ def distill(
     ).check()
     precision = dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
     model = load(target, dtype=precision, lean=False)  # transformers' own network is faster on long texts
-    with Bars() as bars:
-        qualities = distil(model, target, out, job, bars.report, text)
+    with stages(Console(stderr=True)) as report:
+        qualities = distil(model, target, out, job, report, text)
     if as_json:
         typer.echo(json.dumps([quality._asdict() for quality in qualities], indent=1))
     else:
@@ -87,30 +89,6 @@ def distill(
         evaluate.plot(qualities, out / "evaluation.svg")
     except ImportError:
         typer.echo("no plot: install draftproof[theory]", err=True)
-
-
-class Bars:
-    """A progress bar with the time left for each stage, on standard error."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bars = Progress(*columns, TextColumn("{task.fields[remark]}"), console=Console(stderr=True))
-        self.tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> Bars:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def report(self, stage: str, share: float, remark: str) -> None:
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bars.add_task(stage, total=1.0, remark="")
-        self.bars.update(self.tasks[stage], completed=share, remark=remark)
 
 
 def show(qualities: list[Quality]) -> None:
