@@ -18,7 +18,7 @@ from draftproof.commands import cli
 from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.law import overlap
-from draftproof.limits import FACTORS, CommandNames, LimitSettings, measure, report
+from draftproof.limits import FACTORS, CommandNames, LimitSettings, clock, measure, report
 from draftproof.limits.advice import advice, best, command, draft_temperature, shape, speed
 from draftproof.limits.forest import Forest, RuleCase, cases, compact, reached
 from draftproof.limits.walk import Walk
@@ -27,7 +27,7 @@ from draftproof.models.table import TableModel
 from draftproof.theory import bounds
 from draftproof.theory.acceptance import judged
 from draftproof.theory.enumerate import expected_accepted
-from draftproof.theory.plan import Estimate
+from draftproof.theory.plan import Estimate, Seconds
 from draftproof.verify import VERIFIERS
 from tests.support import tables, tiny
 
@@ -102,9 +102,8 @@ def test_limits_are_those_of_theory_and_the_best_rules_reach_them(measured):
 def test_draft_temperature_is_searched_on_the_same_rows(measured):
     estimate = measured.results[0].draft[2]
     assert estimate.mean[FACTORS.index(1.0)] == pytest.approx(bounds.iid(P[None], Q[None], 2)[0])
-    assert f"K = 2 {FACTORS[int(estimate.mean.argmax())]:g} times the target's (+" in draft_temperature(
-        measured.results[0]
-    )
+    factor = FACTORS[int(estimate.mean.argmax())]
+    assert f"{factor:g} times the target's for K = 2 (+" in draft_temperature(measured.results[0])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -233,7 +232,7 @@ def test_a_draft_temperature_is_recommended_if_it_helps_for_sure(measured):
     noisy = result.draft[2]._replace(scatter=np.diag([1e3] * len(FACTORS)))
     result = result._replace(draft={2: noisy})
     assert "--draft-temperature" not in command(measured, result, rule)
-    assert draft_temperature(result).endswith(": K = 2 the target's own.")
+    assert draft_temperature(result).endswith(": the target's own for K = 2.")
 
 
 def test_memory_does_not_grow_with_the_prompts():
@@ -282,6 +281,20 @@ def test_the_recommended_command_runs(draftproof, folder):
     code, out, err = draftproof(*words[1:], "-n", "5", "--seed", "1")
     assert code == 0, err
     assert f"verifier {rule.case.rule}" in out + err
+
+
+def test_plain_sampling_is_not_slower_than_a_call_with_more_tokens(monkeypatch):
+    """Else a busy moment of the machine promises a speed-up above the number of tokens a call."""
+
+    def busy(*works, repeats=5):
+        for work in works:
+            work()
+        return [Seconds(0.1), Seconds(9.0), *[Seconds(1.0 + n) for n in range(6)]] if len(works) > 1 else [Seconds(0.0)]
+
+    monkeypatch.setattr(clock, "_times", busy)
+    found = measure(always(P), always(Q), [[0]], LimitSettings(siblings=(1, 2), tokens=3, length=2))
+    assert [call.mean for call in found.times.models.target.values()] == [1, 1, 2, 3, 4, 5, 6]
+    assert all(rule.plan.speedup <= rule.plan.tokens for rule in found.results[0].rules)
 
 
 # The command

@@ -68,9 +68,9 @@ def draft_temperature(result: TemperatureResult) -> str:
     for siblings in result.draft:
         place, gain, error = _warmest(result, siblings)
         if draft_factor(result, siblings) == 1:
-            parts.append(f"K = {siblings} the target's own")
+            parts.append(f"the target's own for K = {siblings}")
         else:
-            parts.append(f"K = {siblings} {FACTORS[place]:g} times the target's (+{gain:.3f} ± {error:.3f})")
+            parts.append(f"{FACTORS[place]:g} times the target's for K = {siblings} (+{gain:.3f} ± {error:.3f})")
     return f"Draft temperature with the highest limit of iid draws: {'; '.join(parts)}." if parts else ""
 
 
