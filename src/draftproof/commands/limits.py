@@ -63,7 +63,7 @@ def limits(
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     for result in measured.results:
         console.print(f"{report.heading(result, len(texts))}\n")
-        console.print(report.table(result))
+        console.print(report.table(result, console.width))
         console.print("\n" + "\n".join(report.notes(result)))
         if hint := draft_temperature(result):
             console.print(f"\n{hint}")

@@ -8,6 +8,9 @@ import shlex
 from draftproof.limits import FACTORS, LimitReport, Measured, TemperatureResult
 from draftproof.theory.plan import Plan
 
+LEAST = 1e-3  # of acceptance: a smaller gain is not worth an option
+NOISY = "?"  # in place of a range
+
 
 def best(result: TemperatureResult) -> Measured:
     """The fastest rule that accepts something; one that accepts nothing may look fast through timing noise."""
@@ -21,9 +24,11 @@ def shape(rule: Measured) -> str:
 
 
 def speed(plan: Plan) -> str:
-    """The predicted speed-up with the range of one standard error; a range of ratios, so it has no negative end."""
+    """The predicted speed-up with the range of one standard error; without one after a single position."""
     low, high = plan.interval
-    return f"{plan.speedup:.2f}" if math.isnan(low) else f"{plan.speedup:.2f} ({low:.2f}-{high:.2f})"
+    if math.isnan(low):
+        return f"{plan.speedup:.2f}"
+    return f"{plan.speedup:.2f} ({NOISY if math.isinf(high) else f'{low:.2f}-{high:.2f}'})"
 
 
 def advice(report: LimitReport, result: TemperatureResult) -> str:
@@ -59,7 +64,7 @@ def draft_factor(result: TemperatureResult, siblings: int) -> float:
     if siblings not in result.draft:
         return 1.0
     place, gain, error = _warmest(result, siblings)
-    return FACTORS[place] if gain > error else 1.0
+    return FACTORS[place] if gain > max(error, LEAST) else 1.0
 
 
 def draft_temperature(result: TemperatureResult) -> str:

@@ -36,11 +36,12 @@ def measure(walk: Walk, rule_cases: Sequence[RuleCase]) -> Times:
     calls = [partial(_call, walk, size) for size in SIZES]
     drafted, *called = _times(partial(propose, [walk.row], walk.drafters, chain, guess, walk.vocabulary), *calls)
     draft, target = drafted.times(1 / walk.length), dict(zip(SIZES, called, strict=True))
-    target[1] = min(called, key=lambda call: call.mean)  # one token takes no longer than several: more is noise
-    plain = target[1].plus(_decision(walk, RuleCase("match", "iid", 1), length=0))
+    target[1] = min(called, key=lambda call: call.mean)  # one token takes no longer than several: noise
+    decisions = {case: _decision(walk, case) for case in rule_cases}
+    sampled = _decision(walk, RuleCase("match", "iid", 1), length=0)  # no guesses: it draws from p
+    plain = target[1].plus(min(sampled, *decisions.values(), key=lambda decision: decision.mean))
     steps = {}
-    for case in rule_cases:
-        decision = _decision(walk, case)
+    for case, decision in decisions.items():
         steps[case] = Costs(draft, {**{size: call.plus(decision) for size, call in target.items()}, 1: plain})
     assert walk.draft is not None
     return Times(Costs(draft, target), steps, walk.draft.tree.size > 1)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from draftproof.draws import DRAWS
 from draftproof.limits import FACTORS, LimitReport, Measured, TemperatureResult
-from draftproof.limits.advice import advice, shape, speed
+from draftproof.limits.advice import NOISY, advice, shape, speed
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 NONE = "–"  # for a share of nothing
+WIDE = 116  # columns for a table with errors
 
 
 def ranked(result: TemperatureResult) -> list[Measured]:
@@ -27,29 +28,34 @@ def heading(result: TemperatureResult, texts: int) -> str:
     return f"temperature {result.temperature:g}, {where}, the drafter had candidates at {result.drafted} of them"
 
 
-def table(result: TemperatureResult) -> Table:
-    """A table with a row for each rule and K; acceptance is for one token, tokens a call for whole paths."""
+def table(result: TemperatureResult, width: int = WIDE) -> Table:
+    """A table with a row for each rule and K; acceptance is for one token, tokens a call for whole paths.
+
+    On a narrow screen it leaves out the errors.
+    """
     from rich.table import Table
 
-    heads = ("K", "rule", "acceptance", "limit of draws", "of limit", "tokens a call", "best tree", "speed-up")
-    grid = Table(box=None, pad_edge=False)
-    for head in heads:
-        grid.add_column(head, justify="left" if head in ("rule", "best tree") else "right")
+    wide = width >= WIDE
+    heads = ("acceptance", "limit of draws", "of limit", "tokens a call", "best tree", "speed-up")
+    short = ("accepted", "limit of draws", "of limit", "tokens", "tree", "speed")
+    grid = Table(box=None, pad_edge=False, collapse_padding=not wide)
+    for head in ("K", "rule", *(heads if wide else short)):
+        grid.add_column(head, justify="left" if head in ("rule", "best tree", "tree") else "right")
     before = None
     for rule in ranked(result):
         if before not in (None, rule.case.siblings):
             grid.add_row()
         before = rule.case.siblings
-        most = f" of {rule.tokens_limit:.2f}" if rule.tokens_limit is not None else ""
+        most = f" of {rule.tokens_limit:.2f}" if wide and rule.tokens_limit is not None else ""
         grid.add_row(
             str(rule.case.siblings),
             rule.case.rule,
-            _with_error(rule.acceptance, rule.acceptance_error, 3),
+            _with_error(rule.acceptance, rule.acceptance_error if wide else math.nan, 3),
             f"{rule.case.draw} {rule.limit:.3f}",
-            NONE if rule.share is None else _with_error(100 * rule.share, 100 * (rule.share_error or 0.0), 1) + "%",
-            f"{_with_error(rule.tokens, rule.tokens_error, 2)}{most}",
+            NONE if rule.share is None else _share(rule.share, rule.share_error if wide else None),
+            f"{_with_error(rule.tokens, rule.tokens_error if wide else math.nan, 2)}{most}",
             shape(rule),
-            speed(rule.plan),
+            speed(rule.plan) if wide else f"{rule.plan.speedup:.2f}",
         )
     return grid
 
@@ -63,6 +69,8 @@ def notes(result: TemperatureResult) -> list[str]:
         lines.append("tokens a call: for K = 1 beside the most of any rule on the same paths; unknown for K > 1")
     if any(rule.share is None for rule in result.rules):
         lines.append(f"{NONE}: the limit is zero, because the drafter had no candidate that the target would accept")
+    if any(math.isinf(rule.plan.interval[1]) for rule in result.rules):
+        lines.append(f"({NOISY}): the times of calls differ too much for a range; measure again on an idle machine")
     return lines
 
 
@@ -122,8 +130,12 @@ def _rule(rule: Measured) -> dict[str, Any]:
     }
 
 
+def _share(share: float, error: float | None) -> str:
+    return _with_error(100 * share, math.nan if error is None else 100 * error, 1) + "%"
+
+
 def _with_error(value: float, error: float, digits: int) -> str:
-    """The value and its standard error, which is unknown after a single position."""
+    """The value and its standard error; that is not a number after a single position."""
     return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if math.isfinite(error) else "")
 
 
