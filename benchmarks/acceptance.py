@@ -25,7 +25,7 @@ from draftproof.law import overlap
 from draftproof.noise import Lane, uniforms
 from draftproof.rule import Verifier
 from draftproof.theory import bounds
-from draftproof.theory.acceptance import ACCEPTANCE, WITHOUT_HITS, sampled
+from draftproof.theory.acceptance import ACCEPTANCE, sampled
 from draftproof.verify import VERIFIERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,9 +86,8 @@ def _star(siblings: int, place: tuple[float, int, float], rows: list[tuple[Any, 
         if verifier.select is not None or not verifier.accepts(Tree.star(siblings)) or name == "onehot":
             continue
         draw = "iid" if "iid" in verifier.draws else min(verifier.draws)
-        formula = ACCEPTANCE.get(name, WITHOUT_HITS.get(name))
-        if formula is not None:
-            values = [float(formula(p, q, siblings)) for p, q in rows]
+        if name in ACCEPTANCE:
+            values = [float(ACCEPTANCE[name](p, q, siblings)) for p, q in rows]
         else:
             values = [sampled(verifier, draw, p, q, siblings, SAMPLES, seed) for seed, (p, q) in enumerate(rows)]
         yield _row("one step", name, draw, siblings, place, values)
@@ -175,36 +174,50 @@ def _row(table: str, rule: str, draw: str, siblings: int, place: tuple[float, in
 def markdown(rows: list[Row]) -> str:
     """The page."""
     one, several = ([row for row in rows if row.table == table] for table in ("one step", "several steps"))
-    without = sorted({row.rule for row in one} & set(VERIFIERS) - set(ACCEPTANCE) - set(WITHOUT_HITS) - {"token"})
-    sampled_rules = ", ".join(f"`{name}`" for name in without)
+    without = sorted({row.rule for row in one} & set(VERIFIERS) - set(ACCEPTANCE) - {"token"})
+    sampled_rules = _filled(
+        f"""Each number is exact for its pairs, except for {", ".join(f"`{name}`" for name in without)}: these are the
+        limit of their draws less what they fall short of it, on average over {SAMPLES} sampled drafts a pair. That is
+        never negative, so no number is above its own limit."""
+    )
+    ways = "\n".join(_filled(f"- *{draw.name}*: {draw.summary}.", "  ") for draw in DRAWS.values())
     return f"""# Acceptance
 
-Which rule accepts most, on synthetic pairs of laws, and how far each is from the limit.
+Which rule accepts most, on synthetic pairs of laws, and how far each is from the limit of its draws.
 
 `python -m benchmarks.acceptance` wrote this page. Target and drafter are p = softmax(3 z / T) and
 q = softmax(3 (r z + sqrt(1 - r²) e) / T) with normal z and e: a larger r is a better drafter, a larger T gives flatter
 laws. V is the vocabulary size. Numbers are means over random pairs and contexts with fixed seeds.
 
-![Acceptance of each rule against the limits](figures/acceptance.svg)
+![Acceptance of each rule and the limit of each way of drawing](figures/acceptance.svg)
 
 ## One step
 
-The probability that the emitted token is one of K candidates. Rows are grouped by the way of drawing: first the limit
-that no exact rule exceeds, then the rules from worst to best. Each number is exact for its pairs, except for
-{sampled_rules}: these are means over {SAMPLES} sampled drafts a pair. For `importance` and `optimal_binned`
-a corrected token that happens to equal a candidate is not counted.
+The probability that the emitted token is one of K candidates. How the candidates are drawn decides how good a rule can
+be, so there is a [limit](limits.md) for each way of drawing, not one for all:
+
+{ways}
+- *race*: drafter and target share their noise (`gumbel`).
+
+Rows are grouped by the way of drawing: first the limit that no exact rule passes whose candidates are drawn so, then
+these rules from worst to best. A rule with other draws may well pass it: the limit of *distinct* draws is above that of
+*iid* ones in every column.
+
+{sampled_rules}
 
 {_table(one)}
 
-`optimal` equals the limit for independent candidates in every column. `nodeplan` and `top_plus_one` equal the limits of
-their ways of drawing, and `nodeplan` comes close to the limit for distinct candidates, which no simple rule reaches.
+`optimal` equals the limit of *iid* draws in every column, `nodeplan` that of *plan* draws, and `top_plus_one` that of
+*top* draws; `match` reaches that of *fixed* ones. No rule here reaches the limit of *distinct* draws. `nodeplan` comes
+close to it with draws of its own.
 
 ## Several steps
 
 Expected accepted draft tokens per target call, for K paths of 5 tokens. The first tokens are drawn in the way the rule
 needs, and each is continued as a chain. For `fixed` nothing is drawn: the tree has the 5 K nodes that are most probable
-under the drafter. Standard errors are at most {max(row.error for row in several):.2f}, so neighbours in the order may
-trade places.
+under the drafter. For one path `block` is the limit of any rule that starts anew after each step; for several paths no
+formula for the limit is known. Standard errors are at most {max(row.error for row in several):.2f}, so neighbours in
+the order may trade places.
 
 {_table(several)}
 
@@ -219,6 +232,11 @@ repeat each other: with a poor drafter, or with few candidates at low temperatur
 """
 
 
+def _filled(text: str, indent: str = "") -> str:
+    """The text in lines of 120 characters."""
+    return textwrap.fill(" ".join(text.split()), 120, subsequent_indent=indent)
+
+
 def _order(rows: list[Row]) -> str:
     """What the table says in words: for a good drafter all rules in order, elsewhere the five best."""
     lines = []
@@ -228,7 +246,7 @@ def _order(rows: list[Row]) -> str:
         names = [f"`{row.rule}`{' (fixed)' * (row.draw == 'fixed')} {row.value:.2f}" for row in column]
         shown = ", ".join(names if not lines else ["...", *names[-5:]])
         text = f"- r {place[0]}, T {place[2]}, K {siblings}: {shown}."
-        lines.append(textwrap.fill(text, 120, subsequent_indent="  "))
+        lines.append(_filled(text, "  "))
     return "\n".join(lines)
 
 
@@ -241,7 +259,7 @@ def _table(rows: list[Row]) -> str:
     for line in lines:
         found = [cells.get((*line, *column)) for column in columns]
         numbers = " | ".join(NO_MATCH if row is None else f"{row.value:.3f}" for row in found)
-        name = "*limit*" if line[2] == "limit" else f"`{line[2]}`"
+        name = f"*limit of {line[1]} draws*" if line[2] == "limit" else f"`{line[2]}`"
         body.append(f"| {line[0]} | {line[1]} | {name} | {numbers} |")
     return "\n".join([head, "|---|---|---|" + "---|" * len(columns), *body])
 
@@ -254,31 +272,40 @@ def _rank(line: tuple[int, str, str], rows: list[Row]) -> tuple[Any, ...]:
 
 
 def draw_figure(rows: list[Row], path: Path) -> None:
-    """Acceptance of four guesses against temperature, a panel for each vocabulary and drafter."""
+    """Acceptance of four guesses against temperature, a panel for each place, a colour for each draw."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    shown = ["match", "naive", "recursive", "kseq", "optimal", "recursive_distinct", "top_plus_one", "nodeplan"]
+    shown = {
+        "iid": ["match", "naive", "recursive", "kseq", "optimal"],
+        "distinct": ["recursive_distinct"],
+        "top": ["top_plus_one"],
+        "plan": ["nodeplan"],
+    }
+    colours = dict(zip(shown, ("#0072b2", "#d55e00", "#009e73", "#cc79a7"), strict=True))  # Okabe and Ito
+    markers = dict(zip([rule for rules in shown.values() for rule in rules], "vs^Do*Ph", strict=True))
     places = sorted({(-row.likeness, row.vocabulary) for row in rows if row.table == "one step"})
     with rc_context({"svg.hashsalt": "draftproof", "font.size": 9}):
-        figure = Figure(figsize=(11, 3.4))
+        figure = Figure(figsize=(11, 4.2))
         axes = figure.subplots(1, len(places), sharey=True)
         for axis, (likeness, vocabulary) in zip(axes, places, strict=True):
-            for rule, draw in [(name, None) for name in shown] + [("limit", "iid"), ("limit", "distinct")]:
-                line = sorted(
-                    (row.temperature, row.value)
-                    for row in rows
-                    if (row.table, row.siblings, row.rule) == ("one step", 4, rule)
-                    and (-row.likeness, row.vocabulary) == (likeness, vocabulary)
-                    and draw in (None, row.draw)
-                )
-                style = {"color": "#768390", "linestyle": "--" if draw == "iid" else ":"} if draw else {"marker": "o"}
-                axis.plot(*zip(*line, strict=True), label=f"{rule} {draw or ''}".strip(), markersize=3, **style)
+            here = [row for row in rows if (row.table, row.siblings) == ("one step", 4)]
+            here = [row for row in here if (-row.likeness, row.vocabulary) == (likeness, vocabulary)]
+            for draw, rules in shown.items():
+                for rule in ("limit", *rules):
+                    line = sorted((row.temperature, row.value) for row in here if (row.rule, row.draw) == (rule, draw))
+                    if rule == "limit":
+                        style = {"ls": (0, (5, 2)), "lw": 3, "alpha": 0.45, "label": f"limit of {draw} draws"}
+                    else:
+                        style = {"marker": markers[rule], "ms": 5, "lw": 1, "label": f"{rule} ({draw})"}
+                    axis.plot(*zip(*line, strict=True), color=colours[draw], **style)
             axis.set_title(f"V = {vocabulary}, r = {-likeness}")
             axis.set_xlabel("temperature")
             axis.set_xticks([0.5, 1.0, 1.5])
-        axes[0].set_ylabel("acceptance, 4 guesses")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+            axis.grid(alpha=0.25)
+        axes[0].set_ylabel("acceptance of one of 4 candidates")
+        handles = axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
         figure.set_layout_engine("constrained")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", metadata={"Date": None})

@@ -36,7 +36,7 @@ def _cells(made: dict[str, Any]) -> Iterator[str]:
     yield from (f"{math.exp(made[setting]['evidence']):.3g}" if setting in made else "" for setting in SETTINGS)
     yield _both(f"{row['accepted']:.0%}" for row in there if row.get("accepted"))
     leaks = [bias["share"] for row in there for bias in row["power"] if bias["family"] == "draft leaks"]
-    yield _both(f"{100 * leak:.2g}%" for leak in leaks if leak < 1)
+    yield _both(f"{100 * leak:.2g}%" for leak in leaks if leak is not None and leak < 1)
 
 
 def _both(words: Iterator[str]) -> str:

@@ -66,7 +66,12 @@ def test_json_carries_everything():
     said = json.loads(audited().json())
     assert said["exact"] is True
     assert {"verdict", "alpha", "tolerance", "tokens", "rate", "interval", "power", "worst", "curve"} <= set(said)
-    assert all(0 < p["total_variation"] < 1 for p in said["power"] if p["share"] <= 1)
+    shares = {p["family"]: p["share"] for p in said["power"]}
+    assert shares["impossible tokens"] is None  # the settings forbid none, so this bet differs from p by rounding alone
+    assert all(0 < share <= 1 for share in shares.values() if share is not None)
+    assert all(0 < p["total_variation"] < 1 for p in said["power"] if p["share"] is not None)
+    assert all(p["total_variation"] is None for p in said["power"] if p["share"] is None)
+    assert sum(share is not None for share in shares.values()) >= 2
     tokens = [n for n, _, _ in said["curve"]]
     assert tokens == sorted(set(tokens))
     assert (tokens[0], tokens[-1]) == (0, said["tokens"])
@@ -79,12 +84,69 @@ def test_the_page_needs_nothing_but_itself(heat):
     assert "http" not in page
     assert "<script" not in page
     assert "src=" not in page
-    (drawn,) = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert "url(" not in page
+    (drawn,) = re.findall(r"<svg[^>]*role.*?</svg>", page, flags=re.DOTALL)
     lines = xml.etree.ElementTree.fromstring(drawn).findall("polyline")
     assert len(lines) == 5
-    heights = [float(pair.split(",")[1]) for pair in lines[0].attrib["points"].split()]
+    heights = [float(pair.split(",")[1]) for pair in lines[-1].attrib["points"].split()]  # drawn last, on top
     assert (heights[-1] < heights[0]) == (found.final > 0)  # upwards is evidence
-    assert found.verdict.split("(")[0].strip()[:30] in page
+    said = re.sub(r"<.*?>", "", page)
+    assert found.verdict.lower() in said.lower()
+
+
+def test_the_legend_stands_outside_the_chart_and_names_every_line():
+    page = html(audited(0.6))
+    (drawn,) = re.findall(r"<svg[^>]*role.*?</svg>", page, flags=re.DOTALL)
+    assert "<text" not in drawn  # it is stretched, and so would letters be
+    (legend,) = re.findall(r'<ul class="legend">.*?</ul>', page, flags=re.DOTALL)
+    used = set(re.findall(r'class="(l\d|alarm)"', drawn))
+    assert used == set(re.findall(r'class="(l\d|alarm)"', legend)) == {"l0", "l1", "l2", "l3", "l4", "alarm"}
+    assert len(set(re.findall(r'stroke-dasharray="(.*?)" points', drawn))) == 4  # not by colour alone
+
+
+def test_the_page_suits_phones_and_dark_rooms():
+    page = html(audited())
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    assert "@media (prefers-color-scheme: dark)" in page
+    assert page.count("<table>") == page.count('<div class="scroll" role="region" tabindex="0"') == 2
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in page.split("prefers-color-scheme: dark"))
+    assert light.keys() == dark.keys()
+    for colours in (light, dark):
+        for name in ("text", "quiet", "good", "bad"):
+            assert min(contrast(colours[name], colours[ground]) for ground in ("page", "panel")) >= 4.5, name
+        for name in ("alarm", "c1", "c2", "c3", "c4"):
+            assert contrast(colours[name], colours["page"]) >= 3, name
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours as WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_everything_on_the_page_is_escaped():
+    evil = '<b onclick="x">&\''
+    found = audited(0.6)
+    found = found._replace(target=evil, lead=evil, words=tuple((evil, evil) for _ in found.words))
+    found = found._replace(families=tuple(evil for _ in found.families))
+    found = found._replace(power=tuple(power._replace(says=evil) for power in found.power))
+    assert "<b" not in html(found).replace("<body", "")
+    assert html(found).count("&lt;b onclick=&quot;x&quot;&gt;&amp;") > 20
+
+
+def test_evidence_without_bound_leaves_the_chart_at_its_top():
+    page = html(audited(stated=Sampling(top_k=2)))
+    points = re.findall(r'class="l0"[^>]*points="([^"]*)"', page)[0].split()
+    assert len(points) > 1
+    assert float(points[-1].split(",")[1]) == 0
+    assert "all bets together: without bound" in page
 
 
 def test_more_tokens_show_smaller_faults():
@@ -103,7 +165,8 @@ def test_few_tokens_would_show_nothing_and_say_so():
     book = auditor(here)
     feed(book, here, plain(here, 3, seed=1))
     found = report(book.evidence, book.notes, 0.01)
-    assert all(p.share > 1 for p in found.power)  # a temperature that is off by more than any that is bet on, too
+    assert found.power
+    assert all(p.share is p.total_variation is None for p in found.power)  # also of temperatures beyond those bet on
     assert TOO_FEW in found.text()
     assert TOO_FEW in html(found)
     assert "nine times out of ten these" not in found.text()
@@ -167,7 +230,7 @@ def test_collect_then_audit(draftproof, folder, tmp_path):
     code, out, _ = draftproof("audit", wrong, "--target", folder, "--json", "--html", tmp_path / "page.html")
     assert code == 1
     assert "temperature were 0.3" in json.loads(out)["verdict"]
-    assert "not exact" in (tmp_path / "page.html").read_text()
+    assert "<strong>Not exact</strong>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -1,114 +1,133 @@
-"""Render an audit's report as one self-contained HTML page, with the evidence as an inline SVG curve."""
+"""Render an audit's report as one self-contained HTML page, for phones and wide screens, light and dark."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from html import escape
 
-from draftproof.audit.report import TOO_FEW, Report, power_of_ten
+from draftproof.audit import chart
+from draftproof.audit.report import TOO_FEW, Report
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 760, 320, 60, 34
-LINES = 4  # families drawn besides the total evidence
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe and Ito: safe for colour-blind readers
+# Colours of the lines are those of Okabe and Ito, made darker or lighter until each has a contrast of 3:1 to the page
+# (text 4.5:1); colour-blind readers can tell them apart.
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222 }
-.verdict { padding: .7em 1em; border-left: .4em solid; background: #f4f4f4; font-size: 1.15em }
-.exact { border-color: #009e73 } .wrong { border-color: #d55e00 }
-table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .9em .2em 0; text-align: left }
-td.number { text-align: right; font-variant-numeric: tabular-nums } code { white-space: pre-wrap; background: #f4f4f4 }
-svg text { font: 12px system-ui, sans-serif; fill: #444 }
+:root { color-scheme: light dark; --page: #fff; --panel: #f5f6f8; --text: #1c2128; --quiet: #57606a; --line: #d8dde3;
+  --good: #00775a; --bad: #b84300; --alarm: #d55e00; --c1: #0072b2; --c2: #b26a00; --c3: #00855f; --c4: #b0478a }
+@media (prefers-color-scheme: dark) { :root { --page: #14171c; --panel: #1e232a; --text: #e8ebef; --quiet: #a3adb9;
+  --line: #39414b; --good: #3cc79c; --bad: #ff8f57; --alarm: #ff8f57; --c1: #56b4e9; --c2: #f0b23e; --c3: #3cc79c;
+  --c4: #e79bc8 } }
+* { box-sizing: border-box }
+body { font: 1rem/1.55 system-ui, sans-serif; max-width: 76rem; margin: 0 auto;
+  padding: 1rem clamp(1rem, 4vw, 3rem) 3rem;
+  background: var(--page); color: var(--text); overflow-wrap: anywhere; -webkit-text-size-adjust: 100% }
+h1 { font-size: clamp(1.35rem, 1rem + 2vw, 2rem); line-height: 1.25; margin: 1rem 0 }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem } p { margin: .5rem 0 } figure { margin: 2rem 0 0 }
+figcaption, .note { color: var(--quiet); font-size: .9375rem } figcaption { margin-bottom: 1rem; max-width: 60rem }
+.verdict { padding: .9rem 1.1rem; border-left: .4rem solid; border-radius: .3rem; background: var(--panel);
+  font-size: 1.1rem }
+.exact { border-color: var(--good) } .exact strong { color: var(--good) }
+.wrong { border-color: var(--bad) } .wrong strong { color: var(--bad) }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 16rem), 1fr)); gap: 1rem 2rem;
+  margin: .8rem 0 }
+dt { color: var(--quiet); font-size: .875rem } dd { margin: 0 }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: .4rem; margin: .8rem 0 }
+.scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--c1); outline-offset: 2px }
+table { border-collapse: collapse; width: 100%; font-size: .9375rem; overflow-wrap: normal }
+th, td { padding: .45rem .9rem; text-align: left; vertical-align: top; border-top: 1px solid var(--line) }
+thead th { border-top: 0; background: var(--panel); white-space: nowrap; font-weight: 600 }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+.words { min-width: 13rem; overflow-wrap: anywhere } .token { white-space: pre } summary { cursor: pointer }
+summary h2 { display: inline }
+@media (max-width: 32rem) { th, td { padding: .4rem .55rem } thead th { vertical-align: bottom }
+  thead th.number { white-space: normal } .words { min-width: 9rem } }
 """
 
 
 def html(report: Report) -> str:
     """The whole page."""
-    low, high = report.interval
-    facts = {
-        "target": report.target,
-        "transcripts": f"{report.transcripts}",
-        "tokens": f"{report.tokens}",
-        "perplexity": f"{report.perplexity:.3g}",
-        "level alpha": f"{report.alpha:g}",
-        "allowance for rounding": f"{report.tolerance:g} in total variation at each token",
-        "strongest alternative": f"{report.lead}",
-        "nats per token": f"{report.rate:+.2e} (95% interval {low:+.2e} to {high:+.2e})",
-        "impossible tokens": f"{report.impossible}",
-        "tokens at a truncation's edge": f"{report.void}",
-        "outputs retokenised": f"{report.retokenised}",
-    }
-    shown = [p for p in report.power if p.share <= 1]
-    power = _table(
-        ("share of tokens", "total variation", "fault"),
-        [(f"{p.share:.2%}", f"{p.total_variation:.4f}", p.says) for p in shown] or [("", "", TOO_FEW)],
-    )
-    worst = _table(
-        ("nats", "line", "position", "p", "text before", "token"),
-        [
-            (f"{s.gain:+.2f}", f"{s.line}", f"{s.position}", f"{s.chance:.2g}", before, token)
-            for s, (before, token) in zip(report.worst, report.words, strict=True)
-        ],
-    )
-    kind = "exact" if report.exact else "wrong"
+    title = f"Audit of {report.target}"
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Audit of {escape(report.target)}</title><style>{STYLE}</style></head>
-<body><h1>Audit</h1><p class="verdict {kind}">{escape(report.verdict)}</p>
-{curve(report)}
-{_table((), list(facts.items()))}
-<h2>Smallest detectable faults</h2>
-<p>Faults of this size are detected nine times out of ten with this many tokens.</p>
-{power}
-<h2>Tokens that added most to the evidence</h2>
-{worst}
-</body></html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><style>{STYLE}{chart.STYLE}</style></head>
+<body><main>
+<h1>{escape(title)}</h1>
+{_verdict(report)}
+<figure><figcaption>Evidence against exactness, after each token. It starts at 1. If the engine is exact, it reaches the
+alarm at {1 / report.alpha:g} with a probability of at most {report.alpha:g}, however long the audit. Below the chart is
+what each line ends with.</figcaption>
+{chart.chart(report)}</figure>
+<section><h2>Audited</h2>{_facts(report)}</section>
+<section><h2 id="faults">Smallest detectable faults</h2>{_faults(report)}</section>
+<section>{_worst(report)}</section>
+</main></body></html>
 """
 
 
-def curve(report: Report) -> str:
-    """Plot the evidence over tokens, in powers of ten: all bets together, the best families, and the alarm level."""
-    alarm = math.log10(1 / report.alpha)
-    points = report.curve
-    best = sorted(range(len(report.families)), key=lambda f: -points[-1][2][f])[:LINES]
-    lines = [("all bets together", "#000", [(n, evidence) for n, evidence, _ in points])]
-    lines += [
-        (report.families[f], COLOURS[i], [(n, families[f]) for n, _, families in points]) for i, f in enumerate(best)
-    ]
-    tens = [
-        (name, colour, [(n, log / math.log(10)) for n, log in line if math.isfinite(log)])
-        for name, colour, line in lines
-    ]
-    top = max(alarm * 1.3, *(y for _, _, line in tens for _, y in line))
-    low = max(min(0.0, *(y for _, _, line in tens for _, y in line)), -top)
-    end = max(points[-1][0], 1)
+def _verdict(report: Report) -> str:
+    """The verdict's sentence, its first words in bold."""
+    kind, start = ("exact", "exact so far") if report.exact else ("wrong", "not exact")
+    rest = report.verdict.removeprefix(start)
+    return f'<p class="verdict {kind}"><strong>{start.capitalize()}</strong>{escape(rest)}</p>'
 
-    def x(n: float) -> float:
-        return LEFT + (WIDTH - LEFT - 10) * n / end
 
-    def y(value: float) -> float:
-        return 10 + (HEIGHT - BOTTOM - 10) * (top - max(value, low)) / (top - low)
+def _facts(report: Report) -> str:
+    """The numbers of the audit as a list of names and values."""
+    low, high = report.interval
+    facts = {
+        "target": report.target,
+        "transcripts": f"{report.transcripts:,}",
+        "tokens": f"{report.tokens:,}",
+        "perplexity": f"{report.perplexity:.3g}",
+        "level alpha": f"{report.alpha:g}",
+        "allowance for rounding": f"{report.tolerance:g} in total variation at each token",
+        "strongest alternative": report.lead,
+        "nats per token": f"{report.rate:+.2e} (95% interval {low:+.2e} to {high:+.2e})".replace("inf", "∞"),
+        "impossible tokens": f"{report.impossible:,}",
+        "tokens at a truncation's edge": f"{report.void:,}",
+        "outputs retokenised": f"{report.retokenised:,}",
+    }
+    pairs = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
+    return f"<dl>{pairs}</dl>"
 
-    parts = [
-        f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="{c}" stroke-dasharray="{dash}"/>'
-        f'<text x="{LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{words}</text>'
-        for v, c, dash, words in ((0.0, "#bbb", "none", "1"), (alarm, "#d55e00", "5 4", power_of_ten(alarm * 2.302585)))
-    ]
-    for i, (name, colour, line) in enumerate(tens):
-        path = " ".join(f"{x(n):.1f},{y(v):.1f}" for n, v in line)
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{2.5 if i == 0 else 1.2}"/>'
+
+def _faults(report: Report) -> str:
+    rows = [(says, f"{share:.2%}", f"{distance:.4f}") for share, distance, says in report.detectable]
+    if not rows:
+        return f"<p>{escape(TOO_FEW)}</p>"
+    return f"""<p class="note">With this many tokens, faults of this size are detected nine times out of ten.</p>
+{_table("faults", ("fault: as if ...", "share of tokens", "total variation"), ("words", "number", "number"), rows)}"""
+
+
+def _worst(report: Report) -> str:
+    """The tokens with most evidence; folded away where they mean nothing."""
+    rows = [
+        (
+            f"{spot.gain:+.2f}".replace("inf", "∞"),
+            f"{spot.line}",
+            f"{spot.position}",
+            f"{spot.chance:.2g}",
+            before,
+            token,
         )
-        parts.append(f'<text x="{LEFT + 12}" y="{26 + 16 * i}" style="fill:{colour}">{escape(name)}</text>')
-    parts.append(f'<text x="{WIDTH - 10}" y="{HEIGHT - 8}" text-anchor="end">{end} tokens</text>')
-    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">evidence (powers of ten); dashed: alarm</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="evidence">{"".join(parts)}</svg>'
+        for spot, (before, token) in zip(report.worst, report.words, strict=True)
+    ]
+    kinds = ("number", "number", "number", "number", "words", "token")
+    table = _table("worst", ("nats", "line", "position", "p", "text before", "token"), kinds, rows)
+    heading = '<h2 id="worst">Tokens that added most to the evidence</h2>'
+    if not report.exact:
+        return f"{heading}{table}"
+    note = "Without an alarm they are the largest of many small numbers, and mean nothing."
+    return f'<details><summary>{heading}</summary><p class="note">{note}</p>{table}</details>'
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    title = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(_cell(cell, bool(head)) for cell in row)}</tr>" for row in rows)
-    return f"<table>{f'<tr>{title}</tr>' if head else ''}{body}</table>"
+def _table(label: str, head: Sequence[str], kinds: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that scrolls inside itself where the screen is narrow; `label` is the id of its heading."""
 
+    def cells(tag: str, words: Sequence[str], scope: str = "") -> str:
+        made = (f'<{tag}{scope} class="{kind}">{escape(word)}</{tag}>' for word, kind in zip(words, kinds, strict=True))
+        return f"<tr>{''.join(made)}</tr>"
 
-def _cell(words: str, aligned: bool) -> str:
-    number = aligned and words.strip("+-%").replace(".", "", 1).replace("e-", "", 1).isdigit()
-    kind = ' class="number"' if number else ""
-    return f"<td{kind}>{escape(words)}</td>"
+    body = "".join(cells("td", row) for row in rows)
+    title = cells("th", head, ' scope="col"')
+    return f"""<div class="scroll" role="region" tabindex="0" aria-labelledby="{label}">
+<table><thead>{title}</thead><tbody>{body}</tbody></table></div>"""

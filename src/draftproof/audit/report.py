@@ -19,8 +19,8 @@ class Power(NamedTuple):
 
     family: str
     says: str
-    share: float  # of the tokens on which the fault happens; above one: too few tokens
-    total_variation: float  # per token, at that share
+    share: float | None  # of the tokens on which the fault happens; None: it would not be detected even on all of them
+    total_variation: float | None  # per token, at that share
 
 
 TOO_FEW = "too few tokens: no kind of fault would have been detected nine times out of ten"
@@ -64,6 +64,15 @@ class Report(NamedTuple):
             )
         return f"not exact: the outputs look as if {self.lead}, evidence {power_of_ten(self.evidence)}"
 
+    @property
+    def detectable(self) -> list[tuple[float, float, str]]:
+        """Share, total variation and description of the smallest fault of each family that would have been detected."""
+        return [
+            (p.share, p.total_variation, p.says)
+            for p in self.power
+            if p.share is not None and p.total_variation is not None
+        ]
+
     def text(self) -> str:
         """The report as a few lines of text."""
         low, high = self.interval
@@ -85,9 +94,9 @@ class Report(NamedTuple):
                 f"{self.retokenised} outputs were tokenised again from their text: ids that differ from the sampled "
                 "ones count as evidence, so an alarm may come from the tokenizer"
             )
-        shown = [f"  {p.share:9.2%} {p.total_variation:9.4f}  {p.says}" for p in self.power if p.share <= 1]
+        faults = [f"  {share:9.2%} {distance:9.4f}  {words}" for share, distance, words in self.detectable]
         words = "smallest faults that are detected nine times out of ten (share of tokens; total variation):"
-        lines += [words, *shown] if shown else [TOO_FEW]
+        lines += [words, *faults] if faults else [TOO_FEW]
         if not self.exact:  # without an alarm they are the largest of many small numbers and mean nothing
             lines.append("tokens that added most to the evidence:")
             for spot, (before, token) in zip(self.worst, self.words, strict=True):
@@ -164,21 +173,26 @@ def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
     furthest = max(abs(alternative.factor - 1) for alternative in evidence.alternatives)
     for i, alternative in enumerate(evidence.alternatives):
         away, square = evidence.moments[:, i] / n
-        if square > 0:
-            need = math.log(1 / alpha / weight[alternative.says])
-            x = (SURE * math.sqrt(2) + math.sqrt(2 * SURE**2 + 4 * need)) / 2
-            share = x * math.sqrt(2 / (n * square))
+        off = abs(alternative.factor - 1)
+        if square == 0 or off > 0.011:  # only the smallest factor: the scaling is linear near 1
+            continue
+        need = math.log(1 / alpha / weight[alternative.says])
+        x = (SURE * math.sqrt(2) + math.sqrt(2 * SURE**2 + 4 * need)) / 2
+        share = x * math.sqrt(2 / (n * square))
+        if share * off > furthest or (off == 0 and share > 1):
+            power = Power(alternative.family, alternative.says, None, None)
+        elif off > 0:
+            power = Power(alternative.family, f"the temperature were off by {share * off:.2%}", 1.0, share * away)
+        else:
             power = Power(alternative.family, alternative.says, share, share * away)
-            if (off := abs(alternative.factor - 1)) > 0.011:
-                continue  # only the smallest factor: the scaling is linear near 1
-            if off > 0:
-                off = share * off
-                words, whole = f"the temperature were off by {off:.2%}", 1.0 if off <= furthest else share
-                power = Power(alternative.family, words, whole, share * away)
-            known = smallest.get(alternative.family)
-            if known is None or power.total_variation < known.total_variation:
-                smallest[alternative.family] = power
+        known = smallest.get(alternative.family)
+        if known is None or _size(power) < _size(known):
+            smallest[alternative.family] = power
     return tuple(smallest.values())
+
+
+def _size(power: Power) -> float:
+    return math.inf if power.total_variation is None else power.total_variation
 
 
 def power_of_ten(log: float) -> str:

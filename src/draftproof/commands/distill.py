@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,6 +48,9 @@ def distill(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Train a drafter for a target on text that the target writes. An interrupted run resumes when restarted."""
+    from rich.console import Console
+
+    from draftproof.commands.progress import stages
     from draftproof.distill import evaluate
     from draftproof.distill.job import Job
     from draftproof.distill.run import distil
@@ -78,8 +81,8 @@ def distill(
     place = choose_device(device, dtype or "float32")
     precision = dtype or ("bfloat16" if place.startswith("cuda") else "float32")
     model = load(target, dtype=precision, device=place, lean=False)  # transformers' own network is faster on long texts
-    with Bars() as bars:
-        qualities = distil(model, target, out, job, bars.report, text)
+    with stages(Console(stderr=True)) as report:
+        qualities = distil(model, target, out, job, report, text)
     if as_json:
         typer.echo(json.dumps([quality._asdict() for quality in qualities], indent=1))
     else:
@@ -88,30 +91,6 @@ def distill(
         evaluate.plot(qualities, out / "evaluation.svg")
     except ImportError:
         typer.echo("no plot: install draftproof[theory]", err=True)
-
-
-class Bars:
-    """A progress bar with the time left for each stage, on standard error."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bars = Progress(*columns, TextColumn("{task.fields[remark]}"), console=Console(stderr=True))
-        self.tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> Bars:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def report(self, stage: str, share: float, remark: str) -> None:
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bars.add_task(stage, total=1.0, remark="")
-        self.bars.update(self.tasks[stage], completed=share, remark=remark)
 
 
 def show(qualities: list[Quality]) -> None:

@@ -34,7 +34,10 @@ def limits(
     from rich.console import Console
     from rich.progress import Progress
 
-    from draftproof.limits import LimitSettings, measure, report
+    from draftproof.limits import CommandNames, LimitSettings, measure, report
+    from draftproof.limits.advice import advice, draft_temperature
+    from draftproof.limits.plot import check_plot
+    from draftproof.limits.plot import plot as draw
     from draftproof.models import drafter, load
     from draftproof.noise import check_seed
     from draftproof.prompts import PROMPTS, read
@@ -42,7 +45,7 @@ def limits(
     sizes = numbers(k, int, "k"), numbers(temperature, float, "temperature")
     settings = LimitSettings(*sizes, tokens, length, draft_top_k, check_seed(seed), chat=not raw).check()
     if plot is not None:
-        report.check_plot(plot)
+        check_plot(plot)
     if draft == "none":
         raise DraftproofError(f"--draft none finds no drafter for {target!r}: name one, such as ngram")
     texts = list(PROMPTS) if prompts is None else read(prompts)
@@ -50,17 +53,22 @@ def limits(
     guesser = drafter(draft, model)
     if guesser is None:
         raise DraftproofError(f"--draft {draft} finds no drafter for {target!r}: name one, such as ngram")
+    options = ([] if dtype == "float32" else ["--dtype", dtype]) + ["--raw"] * raw
+    names = CommandNames(target, draft, tuple(options))
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("measuring", total=len(texts) * tokens * len(sizes[1]))
-        measured = measure(model, guesser, texts, settings, lambda: bar.advance(task))
+        measured = measure(model, guesser, texts, settings, lambda: bar.advance(task), names)
     if plot is not None:
-        report.plot(measured, plot)
+        draw(measured, plot)
     if as_json:
         typer.echo(json.dumps(report.as_dict(measured), indent=1))
         return
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     for result in measured.results:
-        console.print(f"temperature {result.temperature:g}, {result.positions} positions of {len(texts)} texts\n")
-        console.print(report.table(result))
-        console.print(f"\n{report.hotter(result)}\n{report.advice(measured, result)}\n")
+        console.print(f"{report.heading(result, len(texts))}\n")
+        console.print(report.table(result, console.width))
+        console.print("\n" + "\n".join(report.notes(result)))
+        if hint := draft_temperature(result):
+            console.print(f"\n{hint}")
+        console.print(f"\n{advice(measured, result)}\n", soft_wrap=True)
     console.print(report.clock(measured))

@@ -61,17 +61,30 @@ class Measured(NamedTuple):
 
     @property
     def acceptance(self) -> float:
-        """Probability that one of K guesses for a token is accepted."""
-        return float(self._weights @ self.estimate.mean[:3])
+        """Probability that one of K guesses for a token is accepted; never above the limit of the same draws."""
+        return max(float(self._weights @ self.estimate.mean[:3]), 0.0)  # below zero by chance alone
 
     @property
     def acceptance_error(self) -> float:
-        return math.sqrt(max(float(self._weights @ self.estimate.covariance[:3, :3] @ self._weights), 0.0))
+        return self._error(self._weights)
 
     @property
     def limit(self) -> float:
-        """The largest acceptance of any rule with the same draw."""
-        return float(self.estimate.mean[1])
+        """The largest acceptance of any exact rule whose guesses are drawn in the same way."""
+        return float(self.estimate.mean[2])
+
+    @property
+    def share(self) -> float | None:
+        """Acceptance as a share of that limit, from 0 to 1; None where the limit is zero."""
+        return self.acceptance / self.limit if self.limit > 0 else None
+
+    @property
+    def share_error(self) -> float | None:
+        """Standard error of the share, for which both were measured at the same positions; at most what is missing."""
+        if self.share is None:
+            return None
+        error = self._error(self._weights - np.array([0.0, 0.0, self.share])) / self.limit
+        return error if math.isnan(error) else min(error, 1 - self.share)
 
     @property
     def tokens(self) -> float:
@@ -84,18 +97,26 @@ class Measured(NamedTuple):
 
     @property
     def tokens_limit(self) -> float | None:
-        """The most expected tokens of any rule on one path; None for several paths, where no formula is known."""
+        """The most expected tokens of any rule on one path that was drawn like this; None for several paths.
+
+        For these no formula is known. A rule is measured on the same paths as its limit, so it never passes it.
+        """
         return 1 + float(self.estimate.mean[3]) if self.case.siblings == 1 else None
 
     @property
     def _weights(self) -> Any:
-        """Weights of acceptance, limit and luck that remove the luck of the draw from the acceptance, by regression.
+        """Weights of acceptance, shortfall and limit in the estimate of the acceptance.
 
-        Luck is zero on average, so what the acceptance shares with it is noise.
+        The mean acceptance and the limit less the mean shortfall have the same expectation. The second is exact for the
+        best rules and never above the limit; the first has less noise for rules that are far from it.
         """
-        scatter = self.estimate.scatter
-        share = (scatter[0, 2] - scatter[1, 2]) / scatter[2, 2] if scatter[2, 2] > 0 else 0.0
-        return np.array([1.0, 0.0, -share])
+        plain, paired = np.array([1.0, 0.0, 0.0]), np.array([0.0, -1.0, 1.0])
+        possible = plain @ self.estimate.mean[:3] <= self.limit
+        return plain if possible and self._error(plain) < self._error(paired) else paired
+
+    def _error(self, weights: Any) -> float:
+        """Standard error of a weighted sum of acceptance, shortfall and limit."""
+        return math.sqrt(max(float(weights @ self.estimate.covariance[:3, :3] @ weights), 0.0))
 
 
 class TemperatureResult(NamedTuple):
@@ -103,8 +124,19 @@ class TemperatureResult(NamedTuple):
 
     temperature: float
     positions: int
+    drafted: int  # positions at which the drafter had a guess
     rules: list[Measured]
-    draft: dict[int, Estimate]  # K -> limit of the acceptance for each of FACTORS on the drafter's temperature
+    draft: dict[
+        int, Estimate
+    ]  # K -> limit of iid draws for each of FACTORS on the drafter's temperature, if it has one
+
+
+class CommandNames(NamedTuple):
+    """The models as the command line names them, and the other options with which it loads and asks them."""
+
+    target: str
+    draft: str
+    options: tuple[str, ...] = ()
 
 
 class LimitReport(NamedTuple):
@@ -112,9 +144,11 @@ class LimitReport(NamedTuple):
 
     target: str
     draft: str
+    draft_top_k: int  # tokens the drafter drew from; 0 if it drew from all, or has no logits to cut
     settings: LimitSettings
     times: clock.Times
     results: list[TemperatureResult]
+    names: CommandNames
 
 
 def measure(
@@ -123,26 +157,32 @@ def measure(
     prompts: Sequence[Prompt],
     settings: LimitSettings | None = None,
     progress: Callable[[], object] = lambda: None,
+    names: CommandNames | None = None,
 ) -> LimitReport:
-    """Run both models over texts that the target writes for the prompts; `progress` is called after each position."""
+    """Run both models over texts that the target writes for the prompts; `progress` is called after each position.
+
+    `names` are for the command that the report recommends; by default those of the models.
+    """
     settings = (settings or LimitSettings()).check()
     check_vocabularies(target, draft)
     texts = [encode(target, prompt, settings.chat) for prompt in prompts]
     rule_cases = cases(settings.siblings)
     forest = Forest.of(rule_cases)
     times: clock.Times | None = None
+    draft_top_k = 0
     results = []
     for temperature in settings.temperatures:
-        means = RunningMeans(rule_cases, forest, settings)
+        means = RunningMeans(rule_cases, settings)
         sampling = Sampling(temperature=temperature, end_tokens=target.end_tokens)
         for number, ids in enumerate(texts):
             sizes = (settings.length, settings.tokens)
             walk = Walk(
                 target, draft, ids, sampling, settings.draft_top_k, forest, *sizes, SampleKey(settings.seed, number)
             )
+            draft_top_k = walk.draft_top_k
             while not walk.finished:
                 guesses = walk.look()
-                means.add(Position(forest, guesses, *walk.spare_noise()))
+                means.add(Position(forest, guesses, *walk.spare_noise()), walk.has_logits and temperature > 0)
                 if times is None or (not times.guessed and guesses.tree.size > 1):  # one set of times for all texts
                     times = clock.measure(walk, rule_cases)
                 walk.go_on()
@@ -150,35 +190,37 @@ def measure(
         results.append((temperature, means))
     if times is None:
         raise DraftproofError("the prompts fill the context, so there is nothing to measure: use shorter ones")
-    return LimitReport(target.name, draft.name, settings, times, [means.result(t, times) for t, means in results])
+    found = [means.result(t, times) for t, means in results]
+    names = names or CommandNames(target.name, draft.name)
+    return LimitReport(target.name, draft.name, draft_top_k, settings, times, found, names)
 
 
 class RunningMeans:
     """Running means of all rules at one temperature."""
 
-    def __init__(self, rule_cases: Sequence[RuleCase], forest: Forest, settings: LimitSettings) -> None:
-        self.forest, self.length = forest, settings.length
+    def __init__(self, rule_cases: Sequence[RuleCase], settings: LimitSettings) -> None:
+        self.length, self.siblings = settings.length, settings.siblings
         empty = Estimate.of(np.zeros((0, settings.length + 4)))
         self.rules = dict.fromkeys(rule_cases, empty)
-        self.draft = {K: Estimate.of(np.zeros((0, len(FACTORS)))) for K in settings.siblings}
-        self.positions = 0
+        self.draft: dict[int, Estimate] = {}
+        self.positions = self.drafted = 0
 
-    def add(self, position: Position) -> None:
-        """Add what each rule would do at a position.
+    def add(self, position: Position, tempered: bool) -> None:
+        """Add what each rule would do at a position, and for drafters with a temperature what another one would do.
 
-        Entries: acceptance of a first guess, its limit, luck of the draw, the limit of the accepted length of one path,
-        and P(accepted >= 1, 2, ... length).
+        Entries: acceptance of one token, what it falls short of its limit, that limit, the limit of the accepted length
+        of one path, and P(accepted >= 1, 2, ... length).
         """
+        p, q = position.rows
         self.positions += 1
+        self.drafted += bool(q.any())
         for case, estimate in self.rules.items():
-            limit, whole = position.limit(case), position.whole(case)
+            whole = position.whole(case)
             length = float(block.weights(whole)[0, 1:].sum()) if case.siblings == 1 else 0.0
             paced = reached(VERIFIERS[case.rule], whole, position.select, self.length)
-            self.rules[case] = estimate.add(
-                np.array([position.acceptance(case.rule, case), limit, position.luck(case), length, *paced])
-            )
-        for K, estimate in self.draft.items():
-            p, q = position.rows
+            self.rules[case] = estimate.add(np.array([*position.judged(case), position.limit(case), length, *paced]))
+        for K in self.siblings if tempered else ():
+            estimate = self.draft.get(K, Estimate.of(np.zeros((0, len(FACTORS)))))
             self.draft[K] = estimate.add(by_temperature(p, q, K, FACTORS) if q.any() else np.zeros(len(FACTORS)))
 
     def result(self, temperature: float, times: clock.Times) -> TemperatureResult:
@@ -188,4 +230,4 @@ class RunningMeans:
             paced = Estimate(estimate.seen, estimate.mean[inner], estimate.scatter[inner, inner])
             plans = path_plans(paced, times.steps[case], case.siblings)[1:]
             rules.append(Measured(case, estimate, max(plans, key=lambda plan: plan.rate)))
-        return TemperatureResult(temperature, self.positions, rules, self.draft)
+        return TemperatureResult(temperature, self.positions, self.drafted, rules, self.draft)

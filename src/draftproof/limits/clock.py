@@ -33,12 +33,15 @@ def measure(walk: Walk, rule_cases: Sequence[RuleCase]) -> Times:
     """Measure times at the walk's position. No call is committed, so the position stays the same."""
     chain = Tree.chain(walk.length)
     guess = by_draw([walk.row], chain, DRAWS["iid"])
-    draft = _time(lambda: propose([walk.row], walk.drafters, chain, guess, walk.vocabulary)).times(1 / walk.length)
-    target = {size: _time(partial(_call, walk, size)) for size in SIZES}
-    plain = target[1].plus(_decision(walk, RuleCase("match", "iid", 1), length=0))
+    calls = [partial(_call, walk, size) for size in SIZES]
+    drafted, *called = _times(partial(propose, [walk.row], walk.drafters, chain, guess, walk.vocabulary), *calls)
+    draft, target = drafted.times(1 / walk.length), dict(zip(SIZES, called, strict=True))
+    target[1] = min(called, key=lambda call: call.mean)  # one token takes no longer than several: noise
+    decisions = {case: _decision(walk, case) for case in rule_cases}
+    sampled = _decision(walk, RuleCase("match", "iid", 1), length=0)  # no guesses: it draws from p
+    plain = target[1].plus(min(sampled, *decisions.values(), key=lambda decision: decision.mean))
     steps = {}
-    for case in rule_cases:
-        decision = _decision(walk, case)
+    for case, decision in decisions.items():
         steps[case] = Costs(draft, {**{size: call.plus(decision) for size, call in target.items()}, 1: plain})
     assert walk.draft is not None
     return Times(Costs(draft, target), steps, walk.draft.tree.size > 1)
@@ -53,14 +56,16 @@ def _decision(walk: Walk, case: RuleCase, length: int | None = None) -> Seconds:
     """A rule's time on the guesses at the walk's position, on the whole vocabulary."""
     assert walk.draft is not None
     part = walk.forest.part(walk.draft, walk.forest.paths(case), length)
-    return _time(lambda: decide([walk.row], part, [0], VERIFIERS[case.rule]), repeats=2)
+    return _times(lambda: decide([walk.row], part, [0], VERIFIERS[case.rule]), repeats=2)[0]
 
 
-def _time(work: Callable[[], object], repeats: int = REPEATS) -> Seconds:
-    work()  # warm-up: caches fill and memory is allocated
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return Seconds.of(times)
+def _times(*works: Callable[[], object], repeats: int = REPEATS) -> list[Seconds]:
+    """The time of each piece of work, taken in turns, so that a busy moment of the machine does not meet only one."""
+    times: list[list[float]] = [[] for _ in works]
+    for turn in range(repeats + 1):
+        for work, seconds in zip(works, times, strict=True):
+            start = time.perf_counter()
+            work()
+            if turn:  # the first is a warm-up: caches fill and memory is allocated
+                seconds.append(time.perf_counter() - start)
+    return [Seconds.of(seconds) for seconds in times]

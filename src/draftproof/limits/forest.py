@@ -15,10 +15,9 @@ from draftproof.engine.setup import choose_draw
 from draftproof.law import Array, normalise
 from draftproof.rule import Verifier
 from draftproof.theory import bounds
+from draftproof.theory.acceptance import judged
 from draftproof.verify import VERIFIERS, block
 
-# the best rule for each draw; for distinct siblings no rule is known that reaches the limit
-BEST = {"iid": "optimal", "top": "top_plus_one", "plan": "nodeplan", "fixed": "match"}
 NESTED = ("iid", "distinct", "fixed")  # draws whose first k of K siblings have the law of k siblings
 
 
@@ -147,31 +146,22 @@ class Position:
 
     def limit(self, case: RuleCase) -> float:
         """The largest acceptance of any rule with the draw of the case."""
-        p, q = self.rows
-        if not q.any():
-            return 0.0
-        limit: float = self._once(
-            ("limit", case.draw, case.siblings), lambda: float(bounds.LIMITS[case.draw](p, q, case.siblings)[0])
-        )
-        return limit
+        return float(self._cut(case).limit[0])
 
-    def acceptance(self, rule: str, case: RuleCase) -> float:
-        """How often a rule accepts one of the first guesses of a case."""
+    def judged(self, case: RuleCase) -> tuple[float, float]:
+        """How often the rule of a case accepts a first guess, and what it falls short of the limit, on average."""
         stars = self._once(("stars", case.draw, case.siblings), lambda: self._stars(case))
-        accepted: float = self._once(
-            (rule, case.draw, case.siblings), lambda: float(reached(VERIFIERS[rule], stars, self.select, 1)[0])
+        inside = np.repeat(self._cut(case).inside, len(self.first), axis=0)
+        rule = VERIFIERS[case.rule]
+        found = judged(rule, stars, inside, self.select[: len(self.first), : rule.uniforms(stars.tree)])
+        return float(found.accepted.mean()), float(found.shortfall.mean())
+
+    def _cut(self, case: RuleCase) -> bounds.Cut:
+        p, q = self.rows
+        cut: bounds.Cut = self._once(
+            ("cut", case.draw, case.siblings), lambda: bounds.CUTS[case.draw](p, q, case.siblings)
         )
-        return accepted
-
-    def luck(self, case: RuleCase) -> float:
-        """How much more a rule accepts of these guesses than its known mean.
-
-        The best rules have a known mean, the limit; where none is known, the token rule on one guess is used.
-        """
-        best_rule = BEST.get(case.draw)
-        first = RuleCase("token", "iid", 1)
-        measured = case if best_rule else first
-        return self.acceptance(best_rule or "token", measured) - self.limit(measured)
+        return cut
 
     def _paths(self, case: RuleCase) -> Draft:
         return compact(self.forest.part(self.draft, self.forest.paths(case)))

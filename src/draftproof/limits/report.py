@@ -1,17 +1,20 @@
-"""Present the results: a table, a sentence of advice and a figure for people, JSON for programs."""
+"""Present the results: a table with its notes for people, JSON for programs."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftproof.errors import DraftproofError
+from draftproof.draws import DRAWS
 from draftproof.limits import FACTORS, LimitReport, Measured, TemperatureResult
-from draftproof.paths import check_writable
+from draftproof.limits.advice import NOISY, advice, shape, speed
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+NONE = "–"  # for a share of nothing
+WIDE = 116  # columns for a table with errors
 
 
 def ranked(result: TemperatureResult) -> list[Measured]:
@@ -19,66 +22,56 @@ def ranked(result: TemperatureResult) -> list[Measured]:
     return sorted(result.rules, key=lambda rule: (rule.case.siblings, rule.tokens))
 
 
-def best(result: TemperatureResult) -> Measured:
-    """The fastest rule that accepts something; one that accepts nothing may look fast through timing noise."""
-    return max(result.rules, key=lambda rule: (rule.plan.tokens > 1, rule.plan.speedup))
+def heading(result: TemperatureResult, texts: int) -> str:
+    """What was measured, and how often the drafter had something to say."""
+    where = f"{result.positions} positions of {texts} text{'s' * (texts != 1)}"
+    return f"temperature {result.temperature:g}, {where}, the drafter had candidates at {result.drafted} of them"
 
 
-def shape(rule: Measured) -> str:
-    """The planned tree as the command line takes it."""
-    length = rule.plan.tree.depth[-1]
-    return f"chain:{length}" if rule.case.siblings == 1 else f"paths:{rule.case.siblings}x{length}"
+def table(result: TemperatureResult, width: int = WIDE) -> Table:
+    """A table with a row for each rule and K; acceptance is for one token, tokens a call for whole paths.
 
-
-def advice(report: LimitReport, result: TemperatureResult) -> str:
-    """Recommend a configuration in one sentence; a gain within its own error counts as none."""
-    rule = best(result)
-    gain = f"{rule.plan.speedup:.2f} ± {rule.plan.error:.2f} times the speed of plain sampling"
-    start = f"At temperature {result.temperature:g} on this machine use"
-    if rule.plan.tokens == 1:
-        return f"{start} --draft none: no rule accepted anything."
-    if rule.plan.speedup - rule.plan.error <= 1:
-        return f"{start} --draft none: the best rule, {rule.case.rule} with {shape(rule)}, is predicted {gain}."
-    settings = f"--verify {rule.case.rule} --tree {shape(rule)}"
-    return f"{start} {settings}: {rule.plan.tokens:.2f} tokens a call, predicted {gain}."
-
-
-def hotter(result: TemperatureResult) -> str:
-    """The drafter's temperature with the largest acceptance in theory."""
-    parts = []
-    for siblings, estimate in result.draft.items():
-        place = int(estimate.mean.argmax())
-        gain = estimate.mean[place] - estimate.mean[FACTORS.index(1.0)]
-        parts.append(f"K = {siblings}: {FACTORS[place]:g} times the target's (acceptance {gain:+.3f})")
-    return "Best draft temperature, " + "; ".join(parts) + "."
-
-
-def table(result: TemperatureResult) -> Table:
-    """A table with a row for each rule and K; acceptance is for one token, tokens a call for whole paths."""
+    On a narrow screen it leaves out the errors.
+    """
     from rich.table import Table
 
-    heads = ("K", "rule", "draws", "acceptance", "limit", "of limit", "tokens a call", "best tree", "speed-up")
-    grid = Table(box=None, pad_edge=False)
-    for head in heads:
-        grid.add_column(head, justify="left" if head in ("rule", "draws", "best tree") else "right")
+    wide = width >= WIDE
+    heads = ("acceptance", "limit of draws", "of limit", "tokens a call", "best tree", "speed-up")
+    short = ("accepted", "limit of draws", "of limit", "tokens", "tree", "speed")
+    grid = Table(box=None, pad_edge=False, collapse_padding=not wide)
+    for head in ("K", "rule", *(heads if wide else short)):
+        grid.add_column(head, justify="left" if head in ("rule", "best tree", "tree") else "right")
     before = None
     for rule in ranked(result):
         if before not in (None, rule.case.siblings):
             grid.add_row()
         before = rule.case.siblings
-        most = f" of {rule.tokens_limit:.2f}" if rule.tokens_limit is not None else ""
+        most = f" of {rule.tokens_limit:.2f}" if wide and rule.tokens_limit is not None else ""
         grid.add_row(
             str(rule.case.siblings),
             rule.case.rule,
-            rule.case.draw,
-            f"{rule.acceptance:.3f} ± {rule.acceptance_error:.3f}",
-            f"{rule.limit:.3f}",
-            f"{_share(rule):.1%}",
-            f"{rule.tokens:.2f} ± {rule.tokens_error:.2f}{most}",
+            _with_error(rule.acceptance, rule.acceptance_error if wide else math.nan, 3),
+            f"{rule.case.draw} {rule.limit:.3f}",
+            NONE if rule.share is None else _share(rule.share, rule.share_error if wide else None),
+            f"{_with_error(rule.tokens, rule.tokens_error if wide else math.nan, 2)}{most}",
             shape(rule),
-            f"{rule.plan.speedup:.2f} ± {rule.plan.error:.2f}",
+            speed(rule.plan) if wide else f"{rule.plan.speedup:.2f}",
         )
     return grid
+
+
+def notes(result: TemperatureResult) -> list[str]:
+    """What the columns mean: which limit holds for which draws, and why a share may be missing."""
+    shown = [draw for name, draw in DRAWS.items() if any(rule.case.draw == name for rule in result.rules)]
+    lines = ["limit of draws: what no exact rule passes whose K candidates for one token are drawn in that way"]
+    lines += [f"  {draw.name}: {draw.summary}" for draw in shown]
+    if any(rule.tokens_limit is not None for rule in result.rules):
+        lines.append("tokens a call: for K = 1 beside the most of any rule on the same paths; unknown for K > 1")
+    if any(rule.share is None for rule in result.rules):
+        lines.append(f"{NONE}: the limit is zero, because the drafter had no candidate that the target would accept")
+    if any(math.isinf(rule.plan.interval[1]) for rule in result.rules):
+        lines.append(f"({NOISY}): the times of calls differ too much for a range; measure again on an idle machine")
+    return lines
 
 
 def clock(report: LimitReport) -> str:
@@ -103,6 +96,7 @@ def as_dict(report: LimitReport) -> dict[str, Any]:
             {
                 "temperature": result.temperature,
                 "positions": result.positions,
+                "positions_with_draft": result.drafted,
                 "rules": [_rule(rule) for rule in ranked(result)],
                 "draft_temperature": {
                     K: dict(zip(map(str, FACTORS), estimate.mean.tolist(), strict=True))
@@ -124,7 +118,8 @@ def _rule(rule: Measured) -> dict[str, Any]:
         "acceptance": rule.acceptance,
         "acceptance_error": _number(rule.acceptance_error),
         "limit": rule.limit,
-        "of_limit": _share(rule),
+        "of_limit": rule.share,
+        "of_limit_error": None if rule.share_error is None else _number(rule.share_error),
         "tokens_per_call": rule.tokens,
         "tokens_per_call_error": _number(rule.tokens_error),
         "tokens_per_call_limit": rule.tokens_limit,
@@ -135,57 +130,15 @@ def _rule(rule: Measured) -> dict[str, Any]:
     }
 
 
-def _share(rule: Measured) -> float:
-    return rule.acceptance / rule.limit if rule.limit else 1.0
+def _share(share: float, error: float | None) -> str:
+    return _with_error(100 * share, math.nan if error is None else 100 * error, 1) + "%"
+
+
+def _with_error(value: float, error: float, digits: int) -> str:
+    """The value and its standard error; that is not a number after a single position."""
+    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if math.isfinite(error) else "")
 
 
 def _number(value: float) -> float | None:
     """None for NaN, which JSON lacks: an error is NaN after a single position."""
     return value if math.isfinite(value) else None
-
-
-# The figure
-
-
-def check_plot(path: Path) -> None:
-    """Raise before the work begins if the plot cannot be written."""
-    if path.suffix not in (".svg", ".png"):
-        raise DraftproofError(f"a plot is a .svg or .png file, not {path.name!r}: rename it")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise DraftproofError("plots need matplotlib: install draftproof[theory]") from error
-    check_writable(path, "the plot")
-
-
-def plot(report: LimitReport, path: Path) -> None:
-    """Plot acceptance over K with the limits, one panel per temperature."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"svg.hashsalt": "draftproof", "font.size": 9}):
-        figure = Figure(figsize=(1.8 + 4.2 * len(report.results), 4.2), layout="constrained")
-        panels = figure.subplots(1, len(report.results), sharey=True, squeeze=False)[0]
-        for panel, result in zip(panels, report.results, strict=True):
-            _panel(panel, result)
-        panels[0].set_ylabel("acceptance of one of K guesses")
-        figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-def _panel(panel: Any, result: TemperatureResult) -> None:
-    """Draw one line per rule over K, or a point for rules that take a single guess."""
-    lines: dict[str, list[Measured]] = {}
-    for rule in ranked(result):
-        lines.setdefault(rule.case.rule, []).append(rule)
-    widths = sorted({rule.case.siblings for rule in result.rules})
-    for name, colour in (("iid", "black"), ("distinct", "grey")):
-        limit = {r.case.siblings: r.limit for r in result.rules if r.case.draw == name}
-        if limit:
-            panel.plot(list(limit), list(limit.values()), color=colour, lw=2.5, ls="--", label=f"limit, {name} draws")
-    for n, (name, rules) in enumerate(sorted(lines.items())):
-        at = [rule.case.siblings for rule in rules]
-        style = {"marker": "os^vD"[n % 5], "ms": 4, "lw": 1, "color": f"C{n % 10}", "ls": "-" if n < 10 else ":"}
-        panel.plot(at, [rule.acceptance for rule in rules], label=name, **style)
-    panel.set(xlabel="K", xticks=widths, title=f"temperature {result.temperature:g}")
-    panel.grid(alpha=0.3)

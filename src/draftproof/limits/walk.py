@@ -44,11 +44,17 @@ class Walk:
         self.sessions: list[Session] = [main, *(drafter.session for drafter in self.drafters)]
         for session in self.sessions:
             session.join(0, ids)
-        top_k = draft_top_k if draft_top_k < target.vocabulary else 0
-        drafting = dataclasses.replace(sampling, top_k=top_k)
+        cut = self.has_logits and draft_top_k < target.vocabulary
+        self.draft_top_k = draft_top_k if cut else 0  # of the tokens the drafter draws from; 0 is all
+        drafting = dataclasses.replace(sampling, top_k=self.draft_top_k)
         self.row = Row(ids, (), sampling, drafting, (key,), 0, length)
         self.draft: Draft | None = None
         self.ended = False
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the drafter gives logits, to which a temperature and truncation apply; an n-gram lookup does not."""
+        return self.sessions[1].speaks == "logits"
 
     @property
     def finished(self) -> bool:

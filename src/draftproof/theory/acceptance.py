@@ -6,18 +6,18 @@ Rows are [V] NumPy, of floats or Fractions. Guesses hit by luck count, as in the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from draftproof import hull
 from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS, all_but_one, tops
-from draftproof.law import divide, normalise, overlap, positive, residual
+from draftproof.law import Array, divide, normalise, overlap, positive, residual
 from draftproof.noise import Lane, uniforms
 from draftproof.rule import Verifier
-from draftproof.theory.bounds import after_top
-from draftproof.verify import importance, kseq, optimal_binned
+from draftproof.theory.bounds import CUTS, after_top
+from draftproof.verify import kseq
 
 Row = Any
 Formula = Callable[[Row, Row, int], Any]  # (p [V], q [V], K) -> probability that a guess is emitted
@@ -80,25 +80,35 @@ ACCEPTANCE: dict[str, Formula] = {
 }
 
 
-def _picked(choose: Callable[[Any, list[Any], Any], tuple[Any, Any]]) -> Formula:
-    """The overlap of p with the law of the pick; that law does not depend on the guesses, so any will do."""
+class Judged(NamedTuple):
+    """What a rule does with each draft of K guesses for one token."""
 
-    def formula(p: Row, q: Row, siblings: int) -> Any:
-        a, _ = choose(p[None], [q[None]] * siblings, np.full((1, siblings), np.argmax(q)))
-        return overlap(p, a[0])
-
-    return formula
+    accepted: Array  # [B] probability that it accepts one of them
+    shortfall: Array  # [B] what it falls short of the limit: never negative, and zero for the best rules
 
 
-# A pick and the token rule, without the hits that (p - a)+ may make among the other guesses: a lower bound.
-WITHOUT_HITS: dict[str, Formula] = {
-    "importance": _picked(importance.choose),
-    "optimal_binned": _picked(lambda p, laws, tokens: optimal_binned.choose(p, laws[0], tokens)),
-}
+def judged(rule: Verifier, draft: Draft, inside: Array, u: Any = None) -> Judged:
+    """Acceptance given each draft [B], and how much it falls short of the limit of the draws.
+
+    That limit is p(S) + P(D not inside S) for the set S of `bounds.Cut`, here `inside` [B, V]. Given the guesses D, let
+    the rule emit a token of S with probability e; then it accepts at most e + [D not inside S], and the shortfall is
+    the difference. The mean of e is p(S), so the limit less the mean shortfall is the mean acceptance too. For good
+    rules it has much less noise, and it is below the limit however few drafts there are.
+
+    u [B, ...] is for rules that select a path.
+    """
+    guesses, row = draft.tokens[:, 1:], np.arange(len(draft.tokens))[:, None]
+    leaves = ((guesses >= 0) & ~inside[row, guesses]).any(axis=1)
+    if rule.select is not None:
+        draft = rule.select(draft, u).chain
+    stop, tokens = rule.stop(draft), draft.tokens[:, 1:]
+    emitted = stop[:, 0] * (rule.next(draft, draft.tokens[:, 0] * 0) * inside).sum(axis=1)
+    outside = (stop[:, 1:] * ~inside[row, tokens]).sum(axis=1)
+    return Judged(stop[:, 1:].sum(axis=1), positive(emitted + leaves - outside))  # negative by rounding alone
 
 
 def sampled(verifier: Verifier, draw: str, p: Row, q: Row, siblings: int, samples: int, seed: int = 0) -> float:
-    """Without a formula: the mean over sampled guesses of the probability that the rule stops at one of them."""
+    """Without a formula: the limit of the draws less the mean shortfall over sampled guesses; never above the limit."""
     run = np.arange(samples)
     u = uniforms(run * 0 + seed, run * 0, run, Lane.DRAFT, siblings)
     guesses = DRAWS[draw].sample(np.broadcast_to(q, (samples, len(q))), u)
@@ -106,4 +116,6 @@ def sampled(verifier: Verifier, draw: str, p: Row, q: Row, siblings: int, sample
     rows = np.zeros((samples, siblings + 1, len(q)))
     rows[:, 0] = q
     draft = Draft(Tree.star(siblings), tokens, rows, np.broadcast_to(p, rows.shape))
-    return float(1 - verifier.stop(draft)[:, 0].mean())
+    cut = CUTS[draw](p[None], q[None], siblings)
+    found = judged(verifier, draft, np.repeat(cut.inside, samples, axis=0))
+    return float(cut.limit[0] - found.shortfall.mean())

@@ -153,6 +153,17 @@ class Plan(NamedTuple):
         """Tokens per second."""
         return self.tokens / self.seconds
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The speed-up a standard error below and above, of its logarithm: a ratio is never negative.
+
+        From 0 to infinity where the error is as large as the speed-up itself: it could be anything.
+        """
+        relative = self.error / self.speedup
+        if relative >= 1:
+            return 0.0, math.inf
+        return self.speedup * math.exp(-relative), self.speedup * math.exp(relative)
+
 
 def promise(tree: Tree, tokens: float, variance: float, costs: Costs) -> Plan:
     """The plan for a tree with so many expected tokens; relative errors of tokens and times add as squares."""
