@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from draftproof.errors import DraftproofError
 
@@ -29,8 +30,14 @@ def check_decoder(network: Any) -> None:
 
 
 def parameters(network: Any) -> set[str]:
-    """The names that its forward takes."""
-    return set(inspect.signature(network.forward).parameters)
+    """The names that its forward takes; of a wrapper, such as an adapter, those of the network within."""
+    return set(inspect.signature(within(network).forward).parameters)
+
+
+def within(network: Any) -> Any:
+    """The network of transformers in a wrapper; the network itself where there is none, as in a rebuilt one."""
+    parts = network.modules() if isinstance(network, torch.nn.Module) else ()
+    return next((part for part in parts if isinstance(part, PreTrainedModel)), network)
 
 
 def cache_name(network: Any) -> str | None:
@@ -74,7 +81,7 @@ def obstacle(network: Any) -> str:
     name, taken = config.model_type, parameters(network)
     kinds = set(getattr(config, "layer_types", None) or ())
     other = sorted(kinds - MASKED)
-    if kinds & RECURRENT or (getattr(network, "_is_stateful", False) and not other):
+    if kinds & RECURRENT or (getattr(within(network), "_is_stateful", False) and not other):
         return f"{name} keeps a recurrent state, so drafts cannot be rolled back"
     if other:
         return f"{name} has {other[0]} layers, so drafts cannot be rolled back"

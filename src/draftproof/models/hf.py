@@ -7,6 +7,7 @@ path alone.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
@@ -32,8 +33,7 @@ class HFModel:
 
     def __init__(self, network: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.network = network.eval()
-        if isinstance(network, PreTrainedModel):  # others are rebuilt from one that was checked
-            architecture.check_decoder(network)
+        architecture.check_decoder(network)
         self.tokenizer = tokenizer
         config = network.config.get_text_config()
         self.name = name or config._name_or_path or config.model_type
@@ -48,7 +48,7 @@ class HFModel:
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its hidden states, by name: each is loaded once
         self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
-        self.trims_logits = "logits_to_keep" in architecture.parameters(network)
+        self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
     def facts(self) -> ModelFacts:
