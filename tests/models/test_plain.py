@@ -237,3 +237,24 @@ def test_a_bert_that_was_made_a_decoder_is_one():
         hf.BertLMHeadModel(hf.BertConfig(**SIZES, num_attention_heads=4, is_decoder=True)), tiny.tokenizer()
     )
     assert dp.generate(model, "hello", draft=model, max_new_tokens=8, seed=1).trace.tokens_per_call > 1
+
+
+class Adapter(torch.nn.Module):
+    """Passes everything on, as adapters do."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.config = network, network.config
+        self.device, self.dtype = network.device, network.dtype
+
+    def forward(self, *args, **how):
+        return self.network(*args, **how)
+
+
+def test_a_wrapped_network_is_what_it_wraps(made):
+    model = HFModel(Adapter(made("bloom").network), tiny.tokenizer(), "wrapped")
+    with pytest.raises(dp.DraftproofError, match="bloom takes no position ids"):
+        dp.generate(model, "hello", draft="ngram")
+    order = {"draft": None, "max_new_tokens": 6, "seed": 1, "sampling": dp.Sampling(end_tokens=())}
+    assert dp.generate(model, "hello", **order).tokens == dp.generate(made("bloom"), "hello", **order).tokens
+    assert not HFModel(Adapter(tiny.network("llama"))).obstacle

@@ -23,6 +23,7 @@ from draftproof.distill.student import Student
 from draftproof.distill.teacher import Library
 from draftproof.distill.train import Progress, Trainer, TrainSettings
 from draftproof.errors import DraftproofError
+from draftproof.models.base import check_drafts_fit
 from draftproof.models.hf import HFModel
 from draftproof.models.llama import head as headnet
 from draftproof.prompts import read
@@ -38,6 +39,7 @@ def distil(
     target: HFModel, name: str, out: Path, job: Job, report: ReportProgress, text: Path | None = None
 ) -> list[Quality]:
     """Train a drafter for the target into the folder; `text` may be the folder of another run's text."""
+    check_drafts_fit(target)
     prompts = _prompts(job.check())  # unreadable files fail before anything is written
     if job.begin:
         headnet.load(Path(job.begin)) if job.kind == "head" else models.read(job.begin, torch.float32)

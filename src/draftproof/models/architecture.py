@@ -34,11 +34,14 @@ def is_pretrained(network: Any) -> bool:
 
 
 def parameters(network: Any) -> set[str]:
-    """The names that its forward takes; a wrapper of a network that passes others on takes what a decoder does."""
-    signature = inspect.signature(network.forward).parameters
-    passes = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.values())
-    wraps = passes and not is_pretrained(network)  # of transformers' own, some ignore what they pass
-    return {*signature, "position_ids", "past_key_values"} if wraps else set(signature)
+    """The names that its forward takes; of a wrapper, such as an adapter, those of the network within."""
+    return set(inspect.signature(within(network).forward).parameters)
+
+
+def within(network: Any) -> Any:
+    """The network of transformers in a wrapper; the network itself where there is none, as in a rebuilt one."""
+    parts = network.modules() if isinstance(network, torch.nn.Module) else ()
+    return next((part for part in parts if is_pretrained(part)), network)
 
 
 def cache_name(network: Any) -> str | None:
@@ -82,7 +85,7 @@ def obstacle(network: Any) -> str:
     name, taken = config.model_type, parameters(network)
     kinds = set(getattr(config, "layer_types", None) or ())
     other = sorted(kinds - MASKED)
-    if kinds & RECURRENT or (getattr(network, "_is_stateful", False) and not other):
+    if kinds & RECURRENT or (getattr(within(network), "_is_stateful", False) and not other):
         return f"{name} keeps a recurrent state, so drafts cannot be rolled back"
     if other:
         return f"{name} has {other[0]} layers, so drafts cannot be rolled back"

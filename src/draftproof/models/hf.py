@@ -7,6 +7,7 @@ path alone.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -46,7 +47,7 @@ class HFModel:
 
     def __init__(self, network: Any, tokenizer: Any = None, name: str | None = None) -> None:
         self.network = network.eval()
-        if architecture.is_pretrained(network):  # others are rebuilt from one that was checked
+        if not isinstance(network, FusedLlama):  # one that was rebuilt has been checked
             architecture.check_decoder(network)
         self.tokenizer = tokenizer
         config = network.config.get_text_config()
@@ -62,7 +63,7 @@ class HFModel:
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its hidden states, by name: each is loaded once
         self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
-        self.trims_logits = "logits_to_keep" in architecture.parameters(network)
+        self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
     def facts(self) -> ModelFacts:
