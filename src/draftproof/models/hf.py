@@ -22,7 +22,7 @@ from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.base import ModelFacts
 from draftproof.models.kv_cache import SlotCache
-from draftproof.models.llama.masks import additive
+from draftproof.models.llama.masks import Causal, Mask, additive
 from draftproof.models.llama.placement import placed
 
 
@@ -44,6 +44,7 @@ class HFModel:
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its hidden states, by name: each is loaded once
         self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
+        self.follows_rules = bool(getattr(network, "follows_rules", False))  # takes rules (masks.py) as masks
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
@@ -106,11 +107,11 @@ class HFSession:
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         network = self.model.network
         device = network.device
-        ids, positions, slots, visible = self._layout(tree, np.asarray(tokens), nodes)
+        ids, positions, slots = self._layout(tree, np.asarray(tokens), nodes)
         if int(slots.max()) > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
-        placement, dtype = placed(slots, device), network.dtype
-        masks = {kind: additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in visible.items()}
+        placement = placed(slots, device)
+        masks = self._masks(tree, nodes, positions, slots)
         extra: dict[str, Any] = {"logits_to_keep": max(len(nodes), 1)} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = True
@@ -143,8 +144,8 @@ class HFSession:
             self.pending[b] += [int(tokens[b][n]) for n in kept[len(cached) :]]
         self.extended = 0
 
-    def _layout(self, tree: Tree, tokens: np.ndarray, nodes: range) -> tuple[Any, Any, Any, dict[str, np.ndarray]]:
-        """Ids, positions, slots [B, T] and one boolean mask [B, T, S] per kind of attention, for the next call.
+    def _layout(self, tree: Tree, tokens: np.ndarray, nodes: range) -> tuple[Any, Any, Any]:
+        """Ids, positions and slots [B, T] for the next call.
 
         Columns are padding, then pending tokens, then nodes, so the nodes of all rows are in the last columns.
         """
@@ -166,20 +167,30 @@ class HFSession:
             positions[b, lead:] = base[b] + np.where(drawn, depth[nodes.start : nodes.stop], 0)
             slots[b, start:] += 1  # slot 0 is for padding
             slots[b, lead:] = base[b] + 1 + np.arange(nodes.start, nodes.stop)
+        return ids, positions, slots
+
+    def _masks(self, tree: Tree, nodes: range, positions: np.ndarray, slots: np.ndarray) -> dict[str, Mask]:
+        """What every token of the next call sees, for each kind of attention: a rule, or a mask [B, 1, T, S]."""
+        network, windows = self.model.network, self.model.windows
+        if tree.is_chain and self.model.follows_rules and network.device.type == "cpu":
+            return {kind: Causal(window) for kind, window in windows.items()}
+        (rows, width), depth = slots.shape, np.array(tree.depth)
+        lead = width - len(nodes)
         visible = np.arange(slots.max() + 1) <= np.where(slots > 0, slots, 0)[:, :, None]  # [B, T, S]
         visible[:, :, 0] = slots == 0  # padding sees padding, nothing else does
         above = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
         place = np.maximum(np.arange(slots.max() + 1) - 1, 0)[None].repeat(rows, 0)  # position of each slot
+        base = self.length[:rows] + [0 if nodes.start else len(late) for late in self.pending[:rows]]
         for b in range(rows):
             first = base[b] + 1
             visible[b, lead:, first : first + nodes.stop] = above
             visible[b, :, first + nodes.stop :] = False
             place[b, first : first + nodes.stop] = base[b] + depth[: nodes.stop]
-        masks = {}
-        for kind, window in self.model.windows.items():
+        masks: dict[str, Mask] = {}
+        for kind, window in windows.items():
             near = True if window is None else positions[:, :, None] - place[:, None] < window
-            masks[kind] = visible & near
-        return ids, positions, slots, masks
+            masks[kind] = additive(torch.as_tensor(visible & near, device=network.device), network.dtype)
+        return masks
 
 
 @lru_cache(maxsize=64)

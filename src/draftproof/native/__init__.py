@@ -4,21 +4,21 @@ It is to a CPU what draftproof.kernels is to a GPU, and like that optional: with
 in another precision a function returns None or does not fit, and torch and the core do the work.
 """
 
-from draftproof.native.build import Sizes
+from draftproof.native.build import MaskStruct, Sizes
 from draftproof.native.layers import (
     FEW,
-    LONGEST,
-    MANY,
     Attention,
     NativeLinear,
     Stack,
     as_gain,
     attend,
+    causal,
     fits,
     gate,
     lay_out_float32,
     lay_out_int8,
     linear,
+    mask,
     norm,
     run_stack,
     stack,
@@ -28,16 +28,16 @@ from draftproof.native.step import CHAINS, ChainOutcome, NativeHead, draws, gues
 __all__ = [
     "CHAINS",
     "FEW",
-    "LONGEST",
-    "MANY",
     "Attention",
     "ChainOutcome",
+    "MaskStruct",
     "NativeHead",
     "NativeLinear",
     "Sizes",
     "Stack",
     "as_gain",
     "attend",
+    "causal",
     "draws",
     "fits",
     "gate",
@@ -46,6 +46,7 @@ __all__ = [
     "lay_out_head",
     "lay_out_int8",
     "linear",
+    "mask",
     "norm",
     "run_stack",
     "stack",

@@ -34,7 +34,7 @@ class LayerCall(NamedTuple):
 
     def angles(self, dtype: torch.dtype) -> Rotation:
         """Cosine and sine, computed by torch unless they are given."""
-        return self.rotation if isinstance(self.rotation, Rotation) else self.rotation.rotation(dtype)
+        return self.rotation.rotation(dtype)
 
     def written_out(self, dtype: torch.dtype) -> LayerCall:
         """The same call with every rule as an additive mask."""
