@@ -44,7 +44,7 @@ class HFModel:
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its hidden states, by name: each is loaded once
         self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
-        self.follows_rules = bool(getattr(network, "follows_rules", False))  # takes rules (masks.py) as masks
+        self.fused = not isinstance(network, PreTrainedModel)  # rebuilt from our own layers
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
@@ -55,8 +55,7 @@ class HFModel:
         shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
         inner = getattr(config, "intermediate_size", None) or 4 * width
         weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
-        fused = not isinstance(self.network, PreTrainedModel)  # rebuilt from our own layers
-        return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if fused else 0.1)
+        return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if self.fused else 0.1)
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
         """`taps`: hidden states to keep for a drafter that reads them, as transformers numbers them."""
@@ -172,7 +171,7 @@ class HFSession:
     def _masks(self, tree: Tree, nodes: range, positions: np.ndarray, slots: np.ndarray) -> dict[str, Mask]:
         """What every token of the next call sees, for each kind of attention: a rule, or a mask [B, 1, T, S]."""
         network, windows = self.model.network, self.model.windows
-        if tree.is_chain and self.model.follows_rules and network.device.type == "cpu":
+        if tree.is_chain and self.model.fused and network.device.type == "cpu":
             return {kind: Causal(window) for kind, window in windows.items()}
         (rows, width), depth = slots.shape, np.array(tree.depth)
         lead = width - len(nodes)

@@ -51,113 +51,153 @@ static Seen look(const Sizes *n, const Mask *mask, const long *slots, long at) {
     return seen;
 }
 
-/* Dot products of a query with 16 keys. */
-INLINE Lanes dots(const float *query, const float *const *keys, long size) {
+/* Dot products of a query with 16 keys [16, size]. */
+INLINE Lanes dots(const float *query, const float *keys, long size) {
     Lanes part[LANES];
-    for (int j = 0; j < LANES; j++) {
-        const float *key = keys[j];
+    for (int j = 0; j < LANES; j++)
         for (long i = 0; i < size; i += LANES) {
-            Lanes q = load_some(query + i, size - i, 0), k = load_some(key + i, size - i, 0);
+            Lanes q = load_some(query + i, size - i, 0), k = load_some(keys + j * size + i, size - i, 0);
             for (int p = 0; p < PARTS; p++) {
                 if (i) part[j].part[p] += q.part[p] * k.part[p];
                 else part[j].part[p] = q.part[p] * k.part[p];
             }
         }
-    }
     return sums_of(part);
 }
 
-enum { PART = 32 };                                             /* slots whose values are added in one go */
-#define COLUMNS (WIDTH == 16 ? 4 : 8)                           /* registers for sums */
-
-/* out [size] += weights [count] @ rows of values [count, size]. */
-INLINE void add_weighted(const float *weights, const float *const *rows, long count, long size, float *out) {
-    long i = 0;
-    for (; i + COLUMNS * WIDTH <= size; i += COLUMNS * WIDTH) {
-        Floats sum[COLUMNS];
-        for (int c = 0; c < COLUMNS; c++) sum[c] = *(Floats *)(out + i + c * WIDTH);
-        for (long s = 0; s < count; s++)
-            for (int c = 0; c < COLUMNS; c++) sum[c] += weights[s] * *(const Floats *)(rows[s] + i + c * WIDTH);
-        for (int c = 0; c < COLUMNS; c++) *(Floats *)(out + i + c * WIDTH) = sum[c];
-    }
-    for (; i + WIDTH <= size; i += WIDTH) {
-        Floats sum = *(Floats *)(out + i);
-        for (long s = 0; s < count; s++) sum += weights[s] * *(const Floats *)(rows[s] + i);
-        *(Floats *)(out + i) = sum;
-    }
-    for (; i < size; i++)
-        for (long s = 0; s < count; s++) out[i] += weights[s] * rows[s][i];
-}
-
-/* Softmax of scores [whole], whole lanes. */
-INLINE void softmax(float *scores, long whole) {
+/* Scores [whole lanes] become exp(score - largest); returns their sum. */
+INLINE float weigh(float *scores, long count) {
     Lanes most = load(scores), sums = filled(0);
-    for (long s = LANES; s < whole; s += LANES) {
+    for (long s = LANES; s < count; s += LANES) {
         Lanes some = load(scores + s);
         for (int p = 0; p < PARTS; p++) most.part[p] = larger(some.part[p], most.part[p]);
     }
     Floats largest = spread(largest_of(most));
-    for (long s = 0; s < whole; s += LANES) {
+    for (long s = 0; s < count; s += LANES) {
         Lanes some = load(scores + s);
         for (int p = 0; p < PARTS; p++) sums.part[p] += some.part[p] = weight_of(some.part[p] - largest);
         store(some, scores + s);
     }
-    Floats total = spread(sum_of(sums));
-    for (long s = 0; s < whole; s += WIDTH) *(Floats *)(scores + s) /= total;
+    return sum_of(sums);
 }
 
-enum { TOKENS = 8 }; /* of one row that read keys and values together, while those are in the nearest cache */
+enum { TOGETHER = WIDTH == 16 ? 4 : 2 }; /* queries whose sums stay in registers */
 
-/* One head of keys and values, and the queries of some tokens that share it. */
+/* `across` registers of columns from column i on, of what add_weighted does. */
+INLINE void add_columns(const int queries, const int across, const float *const *weights, const float *values,
+                        long count, long size, float *const *out, long i) {
+    Floats sum[4][4];
+    for (int q = 0; q < queries; q++)
+        for (int c = 0; c < across; c++) sum[q][c] = *(Floats *)(out[q] + i + c * WIDTH);
+    for (long s = 0; s < count; s++)
+        for (int c = 0; c < across; c++) {
+            Floats value = *(const Floats *)(values + s * size + i + c * WIDTH);
+            for (int q = 0; q < queries; q++) sum[q][c] += weights[q][s] * value;
+        }
+    for (int q = 0; q < queries; q++)
+        for (int c = 0; c < across; c++) *(Floats *)(out[q] + i + c * WIDTH) = sum[q][c];
+}
+
+/* For some queries: out [size] += weights [count] @ values [count, size], slot after slot. */
+INLINE void add_weighted(const int queries, const float *const *weights, const float *values, long count, long size,
+                         float *const *out) {
+    long i = 0;
+    for (; i + 4 * WIDTH <= size; i += 4 * WIDTH) add_columns(queries, 4, weights, values, count, size, out, i);
+    for (; i + 2 * WIDTH <= size; i += 2 * WIDTH) add_columns(queries, 2, weights, values, count, size, out, i);
+    for (; i + WIDTH <= size; i += WIDTH) add_columns(queries, 1, weights, values, count, size, out, i);
+    for (; i < size; i++)
+        for (int q = 0; q < queries; q++)
+            for (long s = 0; s < count; s++) out[q][i] += weights[q][s] * values[s * size + i];
+}
+
+enum { TOKENS = 8, PART = 32 }; /* tokens, and slots, that are worked on while they are in the nearest cache */
+
+/* One head of keys and values, and the queries of some tokens that share it and see slots from the same one on. */
 typedef struct {
-    long count, group;            /* tokens; queries of each */
-    const float *query[TOKENS];   /* [group, size] of each */
-    const float *added[TOKENS];   /* rows of the mask, by slot, or null */
-    Seen seen[TOKENS];
-    long visible[TOKENS];         /* how many slots each sees */
-    const int32_t *scattered;     /* slots after the gap; then there is a single token */
-    const float *keys, *values;   /* [slots, size] */
-    float *out[TOKENS];           /* [group, size] of each */
+    long count, group;          /* tokens; queries of each */
+    const float *query[TOKENS]; /* [group, size] of each */
+    float *out[TOKENS];         /* [group, size] of each */
+    long visible[TOKENS];       /* how many slots each sees */
+    const float *added;         /* a row of the mask, by slot; then there is a single token, as where there is a gap */
+    long first, run;            /* the slots before the gap, if there is one */
+    const int32_t *scattered;   /* those after it */
+    const float *keys, *values; /* [room, size] */
+    long room;
 } Work;
 
-INLINE long slot_at(const Work *work, long t, long s) {
-    return s < work->seen[t].run ? work->seen[t].first + s : work->scattered[s - work->seen[t].run];
+INLINE long slot_at(const Work *work, long s) {
+    return s < work->run ? work->first + s : work->scattered[s - work->run];
 }
 
-INLINE void attend_some(const Work *work, long size, long whole, float *weights) {
+/* Weights [tokens * group, whole] and their sums; `some` [16, size] is scratch. */
+INLINE void score(const Work *work, long size, long whole, float *some, float *weights, float *sums) {
     long group = work->group, most = 0;
     float scale = 1 / sqrtf(size);
     for (long t = 0; t < work->count; t++) most = work->visible[t] > most ? work->visible[t] : most;
-    for (long s = 0; s < most; s += LANES)
+    for (long s = 0; s < most; s += LANES) {
+        const float *keys = work->keys + (work->first + s) * size;
+        if (s + LANES > work->run || work->first + s + LANES > work->room) { /* not side by side, or beyond the end */
+            for (long j = 0; j < LANES; j++)
+                for (long i = 0; i < size; i++)
+                    some[j * size + i] = s + j < most ? work->keys[slot_at(work, s + j) * size + i] : 0;
+            keys = some;
+        }
         for (long t = 0; t < work->count; t++) {
-            const float *keys[LANES];
-            float added[LANES];
             long left = work->visible[t] - s;
-            if (left <= 0) continue;
-            for (int j = 0; j < LANES; j++) {
-                long slot = slot_at(work, t, j < left ? s + j : s);
-                keys[j] = work->keys + slot * size;
-                added[j] = j >= left ? -INFINITY : work->added[t] ? work->added[t][slot] : 0;
-            }
-            for (long g = 0; g < group; g++) {
-                Lanes score = dots(work->query[t] + g * size, keys, size), more = load(added);
-                for (int p = 0; p < PARTS; p++) score.part[p] = scale * score.part[p] + more.part[p];
-                store(score, weights + (t * group + g) * whole + s);
+            for (long g = 0; left > 0 && g < group; g++) {
+                Lanes product = dots(work->query[t] + g * size, keys, size);
+                float *out = weights + (t * group + g) * whole + s;
+                for (int p = 0; p < PARTS; p++) product.part[p] *= scale;
+                store(product, out);
+                for (long j = 0; work->added && j < left && j < LANES; j++) out[j] += work->added[slot_at(work, s + j)];
+                for (long j = left; j < LANES; j++) out[j] = -INFINITY;
             }
         }
+    }
     for (long t = 0; t < work->count; t++)
-        for (long g = 0; g < group; g++) {
-            softmax(weights + (t * group + g) * whole, (work->visible[t] + LANES - 1) / LANES * LANES);
-            for (long i = 0; i < size; i++) work->out[t][g * size + i] = 0;
+        for (long g = 0; g < group; g++)
+            sums[t * group + g] = weigh(weights + (t * group + g) * whole, work->visible[t]);
+}
+
+/* out = weights @ values / sums. */
+INLINE void gather(const Work *work, long size, long whole, const float *weights, const float *sums) {
+    long group = work->group, queries = work->count * group, most = 0;
+    for (long t = 0; t < work->count; t++) {
+        most = work->visible[t] > most ? work->visible[t] : most;
+        for (long i = 0; i < group * size; i++) work->out[t][i] = 0;
+    }
+    for (long s = 0, step; s < most; s += step) {
+        step = s < work->run ? (work->run - s < PART ? work->run - s : PART) : 1;
+        const float *values = work->values + slot_at(work, s) * size;
+        for (long q = 0; q < queries; q += TOGETHER) {
+            const float *from[TOGETHER];
+            float *to[TOGETHER];
+            long left[TOGETHER], all = step, count = queries - q < TOGETHER ? queries - q : TOGETHER;
+            for (long i = 0; i < count; i++) {
+                long t = (q + i) / group;
+                from[i] = weights + (q + i) * whole + s, to[i] = work->out[t] + (q + i) % group * size;
+                left[i] = work->visible[t] - s < step ? work->visible[t] - s : step;
+                all = left[i] < all ? left[i] : all;
+            }
+            if (all < 0) all = 0;
+            if (count == 4) add_weighted(4, from, values, all, size, to);
+            if (count == 3) add_weighted(3, from, values, all, size, to);
+            if (count == 2) add_weighted(2, from, values, all, size, to);
+            if (count == 1) add_weighted(1, from, values, all, size, to);
+            for (long i = 0; i < count; i++) { /* what only some of them see */
+                from[i] += all;
+                if (left[i] > all) add_weighted(1, from + i, values + all * size, left[i] - all, size, to + i);
+            }
         }
-    for (long s = 0; s < most; s += PART)
-        for (long t = 0; t < work->count; t++) {
-            const float *rows[PART];
-            long left = work->visible[t] - s < PART ? work->visible[t] - s : PART;
-            for (long j = 0; j < left; j++) rows[j] = work->values + slot_at(work, t, s + j) * size;
-            for (long g = 0; left > 0 && g < group; g++)
-                add_weighted(weights + (t * group + g) * whole + s, rows, left, size, work->out[t] + g * size);
-        }
+    }
+    for (long q = 0; q < queries; q++)
+        for (long i = 0; i < size; i++) work->out[q / group][q % group * size + i] /= sums[q];
+}
+
+INLINE void attend_some(const Work *work, long size, long whole, float *scratch) {
+    float *weights = scratch, *sums = weights + work->count * work->group * whole;
+    score(work, size, whole, sums + work->count * work->group, weights, sums);
+    gather(work, size, whole, weights, sums);
 }
 
 /* Tokens that read the cache together; fewer where their weights would not stay in a cache either. */
@@ -170,7 +210,7 @@ static inline long together(const Sizes *n) {
 
 /* Floats of scratch that each thread needs in `attend_all`. */
 static inline long attention_scratch(const Sizes *n) {
-    return (together(n) * (n->heads / n->kv_heads) + 1) * (n->end + LANES);
+    return together(n) * (n->heads / n->kv_heads) * (n->end + LANES + 1) + LANES * n->size + n->end;
 }
 
 /* Attention of every token: out [batch, tokens, heads, size]; scratch is the thread's own. Called by all threads
@@ -179,38 +219,36 @@ static void attend_all(const Sizes *n, const float *qkv, const float *keys, cons
                        const Seen *seen, float *scratch, float *out) {
     long all = n->heads + 2 * n->kv_heads, group = n->heads / n->kv_heads, step = together(n);
     long tiles = (n->tokens + step - 1) / step, whole = (n->end + LANES - 1) / LANES * LANES;
-    int32_t *scattered = (int32_t *)(scratch + step * group * whole);
+    int32_t *scattered = (int32_t *)scratch;
+    float *rest = scratch + n->end;
 #pragma omp for collapse(3) schedule(static, 1) /* later tokens see more, so neighbours go to different threads */
     for (long b = 0; b < n->batch; b++)
         for (long h = 0; h < n->kv_heads; h++)
             for (long tile = 0; tile < tiles; tile++) {
-                long from = tile * step, to = from + step < n->tokens ? from + step : n->tokens;
                 long start = (b * n->kv_heads + h) * n->room * n->size;
-                Work work = {.group = group, .scattered = scattered, .keys = keys + start, .values = values + start};
-                for (long t = from; t < to; t++) {
+                Work work = {.group = group, .room = n->room, .scattered = scattered};
+                work.keys = keys + start, work.values = values + start;
+                for (long t = tile * step; t < n->tokens && t < (tile + 1) * step; t++) {
                     long at = b * n->tokens + t, i = work.count++;
-                    const Seen *mine = seen + at;
+                    const Seen *mine = seen + at, *next = mine + 1;
+                    int gap = mine->first + mine->run < mine->last;
                     work.query[i] = qkv + (at * all + h * group) * n->size;
                     work.out[i] = out + (at * n->heads + h * group) * n->size;
-                    work.added[i] = row_of(n, mask, at);
-                    work.seen[i] = *mine;
-                    work.visible[i] = mine->run;
-                    int gap = mine->first + mine->run < mine->last;
-                    if (gap && i) { /* alone, in the next round */
-                        work.count--, t--;
-                    } else if (gap) {
-                        for (long s = mine->first + mine->run; s < mine->last; s++)
-                            if (work.added[i][s] >= HIDDEN) scattered[work.visible[i]++ - mine->run] = s;
-                    }
-                    if (!gap && t + 1 < to) continue;
+                    work.added = row_of(n, mask, at);
+                    work.first = mine->first, work.visible[i] = mine->run;
+                    work.run = i && work.run > mine->run ? work.run : mine->run;
+                    for (long s = mine->first + mine->run; gap && s < mine->last; s++)
+                        if (work.added[s] >= HIDDEN) scattered[work.visible[i]++ - mine->run] = s;
+                    int last = t + 1 == n->tokens || t + 1 == (tile + 1) * step;
+                    if (!last && !work.added && next->first == work.first) continue;
                     if (n->size == 64) /* usual sizes, as constants for the compiler */
-                        attend_some(&work, 64, whole, scratch);
+                        attend_some(&work, 64, whole, rest);
                     else if (n->size == 32)
-                        attend_some(&work, 32, whole, scratch);
+                        attend_some(&work, 32, whole, rest);
                     else if (n->size == 128)
-                        attend_some(&work, 128, whole, scratch);
+                        attend_some(&work, 128, whole, rest);
                     else
-                        attend_some(&work, n->size, whole, scratch);
+                        attend_some(&work, n->size, whole, rest);
                     work.count = 0;
                 }
             }

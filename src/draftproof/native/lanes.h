@@ -31,19 +31,21 @@ typedef struct {
 } Lanes;
 
 INLINE Floats spread(float x) { return x - (Floats){0}; }
-INLINE Floats choose(Ints where, Floats yes, Floats no) {
-    return (Floats)((where & (Ints)yes) | (~where & (Ints)no));
-}
 
+/* larger, smaller: the second where either is NaN; zero_below: y, but zero where x is below the limit. */
 #if WIDTH == 16
 INLINE Floats larger(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE Floats smaller(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
-#elif WIDTH == 8
-INLINE Floats larger(Floats a, Floats b) { return (Floats)_mm256_max_ps((__m256)a, (__m256)b); }
-INLINE Floats smaller(Floats a, Floats b) { return (Floats)_mm256_min_ps((__m256)a, (__m256)b); }
+INLINE Floats zero_below(Floats x, float limit, Floats y) {
+    return (Floats)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_NLT_UQ), (__m512)y);
+}
 #else
+INLINE Floats choose(Ints where, Floats yes, Floats no) {
+    return (Floats)((where & (Ints)yes) | (~where & (Ints)no));
+}
 INLINE Floats larger(Floats a, Floats b) { return choose(a > b, a, b); }
 INLINE Floats smaller(Floats a, Floats b) { return choose(a < b, a, b); }
+INLINE Floats zero_below(Floats x, float limit, Floats y) { return (Floats)(~(x < limit) & (Ints)y); }
 #endif
 
 INLINE Lanes load(const float *x) {
@@ -97,12 +99,9 @@ INLINE float largest_of(Lanes x) {
     return some[0];
 }
 
-/* exp(x) with a relative error below 1e-6; larger and smaller results are clamped to 2^126 and 2^-126. */
-INLINE Floats exp_of(Floats x) {
+/* 2^t, for t from -126 to 126. */
+INLINE Floats power_of(Floats t) {
     const float round = 12582912; /* 1.5 * 2^23: what is added to it is rounded to a whole number, in its last bits */
-    Floats t = x * 1.44269504f;
-    t = choose(t < -126, spread(-126), t); /* so that NaN stays NaN */
-    t = choose(t > 126, spread(126), t);
     Floats shifted = t + round, f = t - (shifted - round);
     Floats p = 0.00133335581f + f * 0.000154035304f;
     p = 0.0555041087f + f * (0.00961812911f + f * p);
@@ -110,8 +109,14 @@ INLINE Floats exp_of(Floats x) {
     return (Floats)(((Ints)shifted << 23) + (127 << 23)) * p;
 }
 
+/* exp(x) with a relative error below 1e-6; larger and smaller results are clamped to 2^126 and 2^-126. */
+INLINE Floats exp_of(Floats x) {
+    Floats t = larger(spread(-126), x * 1.44269504f); /* the second where that is NaN */
+    return power_of(smaller(spread(126), t));
+}
+
 /* The same for numbers that are not positive; zero below -60: products of smaller results would be denormal, and slow. */
-INLINE Floats weight_of(Floats x) { return choose(x < -60, spread(0), exp_of(x)); }
+INLINE Floats weight_of(Floats x) { return zero_below(x, -60, power_of(x * 1.44269504f)); }
 
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -123,24 +128,20 @@ INLINE Floats weight_of(Floats x) { return choose(x < -60, spread(0), exp_of(x))
 INLINE Lanes sums_of(const Lanes *x) {
     Lanes sums;
 #if WIDTH == 16
-    Floats y[8], z[4];
-    for (int i = 0; i < 8; i++) {
-        Floats a = x[2 * i].part[0], b = x[2 * i + 1].part[0];
-        y[i] = PICK(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-               PICK(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+#define PAIRS(a, b)                                                                                                   \
+    (PICK(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +                                          \
+     PICK(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31))
+#define QUADS(a, b)                                                                                                   \
+    (PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +                                           \
+     PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
+    Floats four[4]; /* of four vectors each: sums of lanes 0 to 3, then of 4 to 7, and so on */
+    for (int q = 0; q < 4; q++) {
+        const Lanes *y = x + 4 * q;
+        Floats a = PAIRS(y[0].part[0], y[1].part[0]), b = PAIRS(y[2].part[0], y[3].part[0]);
+        four[q] = PAIRS(a, b);
     }
-    for (int i = 0; i < 4; i++) {
-        Floats a = y[2 * i], b = y[2 * i + 1];
-        z[i] = PICK(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               PICK(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    }
-    for (int i = 0; i < 2; i++) {
-        Floats a = z[2 * i], b = z[2 * i + 1];
-        y[i] = PICK(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               PICK(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    }
-    sums.part[0] = PICK(y[0], y[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-                   PICK(y[0], y[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    Floats low = QUADS(four[0], four[1]), high = QUADS(four[2], four[3]);
+    sums.part[0] = QUADS(low, high);
 #elif WIDTH == 8
 #define PAIRS(a, b) (PICK(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + PICK(a, b, 1, 3, 9, 11, 5, 7, 13, 15))
     for (int q = 0; q < 2; q++) { /* eight of the vectors */

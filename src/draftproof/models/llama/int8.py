@@ -41,7 +41,7 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]  # bytes [M, K] -> sums of the
 class Int8Linear(LaidOut):
     """A Linear layer in integers, with the RMSNorm before it if given: that only changes the scale of a row."""
 
-    ordered = True  # for backends/ordered_ops.py
+    ordered = True
 
     def __init__(
         self, linear: nn.Linear, smoothing: torch.Tensor | None = None, norm: nn.RMSNorm | None = None

@@ -107,8 +107,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Te
     scores = scores.masked_fill((torch.arange(most) >= count[..., None])[:, None, None], -torch.inf)
     apart = scores - scores.amax(dim=-1, keepdim=True)
     weights = torch.where(apart < -60, 0, exp(apart))
-    weights = weights / total(lanes(weights))[..., None]
     out = torch.zeros_like(q)
     for s in range(most):
         out = out + weights[..., s, None] * values[..., s, :]
-    return out
+    return out / total(lanes(weights))[..., None]

@@ -33,8 +33,6 @@ class CausalOutput(NamedTuple):
 class FusedLlama(nn.Module):
     """The rebuilt network; it is called like a transformers network, and takes rules (masks.py) as masks too."""
 
-    follows_rules = True
-
     def __init__(self, network: Any) -> None:
         super().__init__()
         inner = network.model

@@ -67,7 +67,7 @@ class Rotary(nn.Module):
 
     def at(self, positions: torch.Tensor) -> Positions | Rotation:
         """positions [B, T]; on a CPU their angles are looked up."""
-        if positions.device.type != "cpu":
+        if positions.device.type != "cpu" or torch.compiler.is_compiling():
             return Positions(positions, self.frequencies, self.scale)
         longest = int(positions.max()) + 1 if positions.numel() else 0
         if self._table is None or self._table.cos.shape[2] < longest:

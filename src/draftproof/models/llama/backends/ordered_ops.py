@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from draftproof.models.llama import ordered
+from draftproof.models.llama.backends.linear import LaidOut
 from draftproof.models.llama.call import LayerCall
 
 
 def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
-    return bool(len(blocks)) and all(getattr(linear, "ordered", False) for linear in blocks[0].linears)
+    return any(isinstance(linear, LaidOut) and linear.ordered for block in blocks[:1] for linear in block.linears)
 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
