@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 import draftproof as dp
 from draftproof import Tree
 from draftproof.models.hf import HFModel
+from draftproof.models.llama.backends import native_stack
 from draftproof.models.llama.int8 import quantise
 from draftproof.models.llama.rebuild import rebuild
 from draftproof.native import build
@@ -85,13 +86,17 @@ def test_all_ways_compute_the_same_bits(monkeypatch, way, name):
     assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
 
 
-@pytest.mark.parametrize("way", ["native", "torch"])
+@pytest.mark.parametrize(("way", "most"), [("native", 512), ("native", 6), ("torch", 512)])
 @pytest.mark.parametrize("name", ["odd", "windows"])
-def test_a_token_is_read_the_same_in_every_shape_of_call(monkeypatch, way, name):
+def test_a_token_is_read_the_same_in_every_shape_of_call(monkeypatch, way, most, name):
     model = quantised(name, None if way == "torch" else build.compiled(), monkeypatch)
     after = [11, 23, 31]
     with torch.no_grad():
-        whole = model.network(torch.tensor([[*TEXT, *after]])).logits[0, len(TEXT) - 1 :]
+        at_once = model.network(torch.tensor([[*TEXT, *after]])).logits
+        monkeypatch.setattr(native_stack, "MOST", most)  # all that follows is read in parts of so many tokens
+        parts = model.network(torch.tensor([[*TEXT, *after]])).logits
+    assert torch.equal(parts, at_once)
+    whole = at_once[0, len(TEXT) - 1 :]
 
     def opened(*texts: list[int]) -> Any:
         session = model.session(len(texts), 60)

@@ -36,6 +36,13 @@ class LayerCall(NamedTuple):
         """Cosine and sine, computed by torch unless they are given."""
         return self.rotation.rotation(dtype)
 
+    def angles_on_host(self) -> Rotation:
+        """The same in float32 on a CPU, looked up where there is a table."""
+        rotation = self.rotation
+        if isinstance(rotation, Positions) and rotation.look_up is not None:
+            return rotation.look_up(rotation.positions)
+        return self.angles(torch.float32)
+
     def written_out(self, dtype: torch.dtype) -> LayerCall:
         """The same call with every rule as an additive mask."""
         if not any(isinstance(mask, RULES) for mask in self.masks.values()):

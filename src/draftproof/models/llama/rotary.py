@@ -47,6 +47,7 @@ class Positions(NamedTuple):
     positions: torch.Tensor  # [B, T]
     frequencies: torch.Tensor  # [size / 2]
     scale: float = 1.0
+    look_up: Callable[[torch.Tensor], Rotation] | None = None  # a table, for callers who may wait for the host
 
     @property
     def rows(self) -> int:
@@ -54,7 +55,7 @@ class Positions(NamedTuple):
         return len(self.positions)
 
     def rotation(self, dtype: torch.dtype) -> Rotation:
-        return Rotation.of(*self).to(dtype)
+        return Rotation.of(self.positions, self.frequencies, self.scale).to(dtype)
 
 
 class Rotary(nn.Module):
@@ -65,10 +66,12 @@ class Rotary(nn.Module):
         self.frequencies, self.scale = frequencies.float(), scale
         self._table: Rotation | None = None  # of the first positions, on a CPU
 
-    def at(self, positions: torch.Tensor) -> Positions | Rotation:
-        """positions [B, T]; on a CPU their angles are looked up."""
-        if positions.device.type != "cpu" or torch.compiler.is_compiling():
-            return Positions(positions, self.frequencies, self.scale)
+    def at(self, positions: torch.Tensor) -> Positions:
+        """positions [B, T]."""
+        return Positions(positions, self.frequencies, self.scale, self.look_up)
+
+    def look_up(self, positions: torch.Tensor) -> Rotation:
+        """Cosine and sine of positions [B, T] on a CPU, from a table that grows with the longest text."""
         longest = int(positions.max()) + 1 if positions.numel() else 0
         if self._table is None or self._table.cos.shape[2] < longest:
             places = torch.arange(max(256, 1 << (longest - 1).bit_length()))[None]

@@ -37,7 +37,7 @@ def lay_out(blocks: Any) -> Stack | None:
 def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
     if blocks.stack is None or not native.fits(x, None):
         return False
-    return native_ops.takes(_ready(blocks, x, call), x)
+    return call.placement is None or native_ops.takes(native_ops.laid_open(call), x)
 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
@@ -45,9 +45,9 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
     native_ops.allocate(call.cache[first:], blocks.shape, x)
     entries = [(layer.keys, layer.values) for layer in call.cache[first:]]
     outputs = []
-    for some, part in _parts(x, call._replace(rotation=call.angles(x.dtype))):
+    for some, part in _parts(x, call._replace(rotation=call.angles_on_host())):
         masks = [native_ops.as_struct(part.masks[kind]) for kind in blocks.kinds[first:]]
-        attention = native_ops.describe(part, part.angles(x.dtype), some, blocks.shape, first)
+        attention = native_ops.describe(part, part.angles_on_host(), some, blocks.shape, first)
         outputs.append(native.run_stack(blocks.stack, some, attention, entries, masks, keep))
     if len(outputs) == 1:
         return outputs[0]
@@ -56,19 +56,20 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
 
 
 def _ready(blocks: Any, x: torch.Tensor, call: LayerCall) -> LayerCall:
-    """The call as the C function takes it; where nothing is cached, with a buffer for one layer, which all can share."""
+    """The call as the C function takes it; where nothing is cached, with buffers for this call alone."""
     if call.placement is not None:
         return native_ops.laid_open(call)
     (batch, tokens, _), shape = x.shape, blocks.shape
-    keys, values = x.new_empty((2, batch, shape.shared, tokens + 1, shape.size))
-    layer = SimpleNamespace(keys=keys, values=values, is_initialized=True)
+    apart = len(blocks) if tokens > MOST else 1  # layers that are done before the next part comes can share one
+    buffers = x.new_empty((apart, 2, batch, shape.shared, tokens + 1, shape.size))
+    layers = [SimpleNamespace(keys=keys, values=values, is_initialized=True) for keys, values in buffers]
     masks = {
         kind: additive(mask[:, 0], x.dtype) if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool else mask
         for kind, mask in call.masks.items()
     }
-    rotation = call.angles(x.dtype)
+    rotation = call.angles_on_host()
     rotation = type(rotation)(*(part.expand(batch, -1, -1, -1) for part in rotation))
-    return LayerCall(rotation, masks, Range(1, tokens + 1, begin=1), [layer] * len(blocks))
+    return LayerCall(rotation, masks, Range(1, tokens + 1, begin=1), layers * (len(blocks) // apart))
 
 
 def _parts(x: torch.Tensor, call: LayerCall) -> Iterator[tuple[torch.Tensor, LayerCall]]:

@@ -20,7 +20,7 @@ def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
     call = call.written_out(x.dtype)
-    (cos, sin), inputs = call.angles(x.dtype), []
+    (cos, sin), inputs = call.angles_on_host(), []
     for block, mask, layer in blocks.layers(call, first):
         if keep:
             inputs.append(x)
