@@ -23,7 +23,7 @@ from draftproof.law import Array
 from draftproof.models import architecture
 from draftproof.models.base import ModelFacts, Session
 from draftproof.models.kv_cache import SlotCache
-from draftproof.models.llama.masks import additive
+from draftproof.models.llama.masks import Causal, Mask, additive
 from draftproof.models.llama.network import FusedLlama
 from draftproof.models.llama.placement import Placement, placed
 from draftproof.models.plain import PlainSession
@@ -159,20 +159,28 @@ class HFSession:
             self.pending[row] = self.pending[row][count:]
         return not self.pending[row]
 
-    def _straight(self, start: int, stop: int) -> tuple[Any, Any, dict[str, np.ndarray]]:
+    def _straight(self, start: int, stop: int) -> tuple[Any, Any, dict[str, Mask]]:
         """Positions and slots [1, T] and masks of tokens `start` to `stop` of one row; token -1 is padding."""
+        network, windows = self.model.network, self.model.windows.items()
         tokens = np.arange(start, stop)
-        seen = np.arange(-1, stop)  # slot 0 holds no token of the text
-        visible = (seen <= tokens[:, None]) & ((seen >= 0) | (tokens[:, None] < 0))
-        masks = {
-            kind: (visible & in_reach(kind, window, tokens[:, None], seen))[None]
-            for kind, window in self.model.windows.items()
-        }
+        masks: dict[str, Mask] = {kind: Causal(window) for kind, window in windows}
+        if not self._follows_rules:
+            seen = np.arange(-1, stop)  # slot 0 holds no token of the text
+            visible = (seen <= tokens[:, None]) & ((seen >= 0) | (tokens[:, None] < 0))
+            for kind, window in windows:
+                near = in_reach(kind, window, tokens[:, None], seen)
+                masks[kind] = additive(torch.as_tensor(visible & near, device=network.device)[None], network.dtype)
         return np.maximum(tokens, 0)[None], tokens[None] + 1, masks
 
+    @property
+    def _follows_rules(self) -> bool:
+        """Whether the network follows a causal mask that is not written out."""
+        return isinstance(self.model.network, FusedLlama) and self.model.network.device.type == "cpu"
+
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
-        layout = self._layout(tree, np.asarray(tokens), nodes)
-        logits = self._call(*layout, self.cache, max(len(nodes), 1))
+        ids, positions, slots = self._layout(tree, np.asarray(tokens), nodes)
+        masks = self._masks(tree, nodes, positions, slots)
+        logits = self._call(ids, positions, slots, masks, self.cache, max(len(nodes), 1))
         if nodes.start == 0:
             for b in range(len(tokens)):
                 self.length[b] += len(self.pending[b])
@@ -181,14 +189,13 @@ class HFSession:
         return logits
 
     @torch.no_grad()
-    def _call(self, ids: Any, positions: Any, slots: Any, visible: Any, cache: SlotCache, keep: int) -> Array:
+    def _call(self, ids: Any, positions: Any, slots: Any, masks: dict[str, Mask], cache: SlotCache, keep: int) -> Array:
         """Run the network; returns the logits [B, keep, V] of the last tokens."""
         network = self.model.network
         device = network.device
         if int(slots.max()) > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
-        placement, dtype = placed(slots, device), network.dtype
-        masks = {kind: additive(torch.as_tensor(mask, device=device), dtype) for kind, mask in visible.items()}
+        placement = placed(slots, device)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = True
@@ -216,8 +223,8 @@ class HFSession:
             self.pending[b] += [int(tokens[b][n]) for n in kept[len(cached) :]]
         self.extended = 0
 
-    def _layout(self, tree: Tree, tokens: np.ndarray, nodes: range) -> tuple[Any, Any, Any, dict[str, np.ndarray]]:
-        """Ids, positions, slots [B, T] and one boolean mask [B, T, S] per kind of attention, for the next call.
+    def _layout(self, tree: Tree, tokens: np.ndarray, nodes: range) -> tuple[Any, Any, Any]:
+        """Ids, positions and slots [B, T] for the next call.
 
         Columns are padding, then pending tokens, then nodes, so the nodes of all rows are in the last columns.
         """
@@ -239,19 +246,30 @@ class HFSession:
             positions[b, lead:] = base[b] + np.where(drawn, depth[nodes.start : nodes.stop], 0)
             slots[b, start:] += 1  # slot 0 is for padding
             slots[b, lead:] = base[b] + 1 + np.arange(nodes.start, nodes.stop)
+        return ids, positions, slots
+
+    def _masks(self, tree: Tree, nodes: range, positions: np.ndarray, slots: np.ndarray) -> dict[str, Mask]:
+        """What every token of the next call sees, for each kind of attention: a rule, or a mask [B, 1, T, S]."""
+        network, windows = self.model.network, self.model.windows
+        if tree.is_chain and self._follows_rules:
+            return {kind: Causal(window) for kind, window in windows.items()}
+        (rows, width), depth = slots.shape, np.array(tree.depth)
+        lead = width - len(nodes)
         visible = np.arange(slots.max() + 1) <= np.where(slots > 0, slots, 0)[:, :, None]  # [B, T, S]
         visible[:, :, 0] = slots == 0  # padding sees padding, nothing else does
         above = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
         place = np.maximum(np.arange(slots.max() + 1) - 1, 0)[None].repeat(rows, 0)  # position of each slot
+        base = self.length[:rows] + [0 if nodes.start else len(late) for late in self.pending[:rows]]
         for b in range(rows):
             first = base[b] + 1
             visible[b, lead:, first : first + nodes.stop] = above
             visible[b, :, first + nodes.stop :] = False
             place[b, first : first + nodes.stop] = base[b] + depth[: nodes.stop]
-        masks = {}
-        for kind, window in self.model.windows.items():
-            masks[kind] = visible & in_reach(kind, window, positions[:, :, None], place[:, None])
-        return ids, positions, slots, masks
+        masks: dict[str, Mask] = {}
+        for kind, window in windows.items():
+            near = in_reach(kind, window, positions[:, :, None], place[:, None])
+            masks[kind] = additive(torch.as_tensor(visible & near, device=network.device), network.dtype)
+        return masks
 
 
 def in_reach(kind: str, window: int | None, seer: np.ndarray, seen: np.ndarray) -> np.ndarray:

@@ -4,22 +4,22 @@ It is to a CPU what draftproof.kernels is to a GPU, and like that optional: with
 in another precision a function returns None or does not fit, and torch and the core do the work.
 """
 
-from draftproof.native.build import Sizes
+from draftproof.native.build import MaskStruct, Sizes
 from draftproof.native.layers import (
     FEW,
-    LONGEST,
-    MANY,
     Attention,
     NativeLinear,
     Stack,
     as_gain,
     attend,
+    causal,
     column_maxima,
     fits,
     gate,
     lay_out_float32,
     lay_out_int8,
     linear,
+    mask,
     norm,
     run_stack,
     stack,
@@ -29,16 +29,16 @@ from draftproof.native.step import CHAINS, ChainOutcome, NativeHead, draws, gues
 __all__ = [
     "CHAINS",
     "FEW",
-    "LONGEST",
-    "MANY",
     "Attention",
     "ChainOutcome",
+    "MaskStruct",
     "NativeHead",
     "NativeLinear",
     "Sizes",
     "Stack",
     "as_gain",
     "attend",
+    "causal",
     "column_maxima",
     "draws",
     "fits",
@@ -48,6 +48,7 @@ __all__ = [
     "lay_out_head",
     "lay_out_int8",
     "linear",
+    "mask",
     "norm",
     "run_stack",
     "stack",

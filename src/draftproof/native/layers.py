@@ -16,15 +16,14 @@ from torch.nn import RMSNorm
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof.native import build
-from draftproof.native.build import Sizes
+from draftproof.native.build import MaskStruct, Sizes
 
-FEW, MANY = 32, 512  # tokens of a row in one call, for a single function and for all layers; more are torch's
-LONGEST = 1 << 15  # slots that one token attends to
+FEW = 32  # tokens of a row in one call of a single function; on more torch is as fast
 GROUP = 32  # columns of weights that lie together
 
 
 class LinearStruct(ctypes.Structure):
-    """A linear layer and the norm before it, as layers.c has them."""
+    """A linear layer and the norm before it, as linear.c has them."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "scale", "sums", "bias", "gain")),
@@ -37,7 +36,7 @@ class NativeLinear(NamedTuple):
     """The weights of a linear layer as the C functions read them."""
 
     struct: LinearStruct
-    weights: torch.Tensor  # [N / 32, K / 4, 32, 4] int8, or [N / 32, K, 32] float32
+    weights: torch.Tensor  # [N / 32, K / 4, 32, 4] int8 with K padded to a multiple of 8, or [N / 32, K, 32] float32
     others: tuple[torch.Tensor | None, ...]  # scale, sums, bias, gain; the first three padded to a multiple of 32
 
     @property
@@ -60,20 +59,20 @@ def lay_out_int8(
     Then it is rounded to bytes.
     """
     outputs, width = weight.shape
-    if width % 8 or build.compiled() is None or not build.compiled().has_linear():
+    if build.compiled() is None:
         return None
     weight = weight.float().contiguous()
     smoothing = None if smoothing is None else smoothing.float().contiguous()
-    missing = -outputs % GROUP
-    whole = torch.empty(((outputs + missing) // GROUP, width // 4, GROUP, 4), dtype=torch.int8)
-    scale, sums = torch.empty((2, outputs + missing), dtype=torch.float32)
+    rows, deep = outputs + -outputs % GROUP, width + -width % 8
+    whole = torch.empty((rows // GROUP, deep // 4, GROUP, 4), dtype=torch.int8)
+    scale, sums = torch.empty(rows, dtype=torch.float32), torch.empty(rows, dtype=torch.int32)
     build.compiled().lay_out_bytes(
         weight.data_ptr(),
         None if smoothing is None else smoothing.data_ptr(),
-        *(outputs, width),
+        *(outputs, width, deep),
         *(tensor.data_ptr() for tensor in (whole, scale, sums)),
     )
-    padded = None if bias is None else F.pad(bias, (0, missing))
+    padded = None if bias is None else F.pad(bias, (0, rows - outputs))
     return _linear(whole, (scale, sums, padded, gain), floor, width, outputs)
 
 
@@ -170,18 +169,28 @@ class Attention(NamedTuple):
     slots: torch.Tensor | None  # [B, T] int64, contiguous; None where they are consecutive from `sizes.start` on
 
 
+def mask(added: torch.Tensor | None = None) -> MaskStruct:
+    """A mask [B, 1, T, S] in float32, whose strides are in the call's Sizes; without one, tokens see all slots."""
+    return MaskStruct(None if added is None else added.data_ptr(), -1)
+
+
+def causal(window: int | None = None) -> MaskStruct:
+    """Tokens see the slots from 1 to their own, or the last `window` of them; padding in slot 0 sees itself."""
+    return MaskStruct(None, window or 0)
+
+
 def run_stack(
     layers: Stack,
     x: torch.Tensor,
     attention: Attention,
     entries: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    masks: Sequence[torch.Tensor | None],
+    masks: Sequence[MaskStruct],
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [B, T, width] through the last so many layers, and with `keep` the input of each [layers, B, T, width].
 
     entries   keys and values [rows, kv_heads, slots, size] of each of these layers
-    masks     [B, 1, T, S] float32 for each, added to the scores; all of the same strides, or all None
+    masks     one for each (`mask`)
     """
     (batch, tokens, width), (sizes, cos, sin, slots) = x.shape, attention
     x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(entries)
@@ -189,13 +198,12 @@ def run_stack(
     states = x.new_empty((count, *x.shape)) if keep else None
     work = x.new_empty(rows * (3 * layers.width + width + 2))
     pointers = [buffer.data_ptr() for pair in entries for buffer in pair]
-    added = [mask.data_ptr() for mask in masks if mask is not None]
     build.compiled().stack(
         sizes,
         count,
         first,
         (ctypes.c_void_p * (2 * count))(*pointers),
-        (ctypes.c_void_p * count)(*added) if added else None,
+        (MaskStruct * count)(*masks),
         cos.data_ptr(),
         sin.data_ptr(),
         None if slots is None else slots.data_ptr(),
@@ -208,10 +216,11 @@ def run_stack(
     return x, states
 
 
-def fits(x: torch.Tensor, most: int = FEW) -> bool:
-    """Whether `norm`, `gate` and `attend` take this tensor [B, T, ...]; on many tokens torch is as fast."""
+def fits(x: torch.Tensor, most: int | None = FEW) -> bool:
+    """Whether `norm`, `gate` and `attend` take this tensor [B, T, ...]; on more than `most` tokens torch is as fast."""
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and not x.requires_grad
-    return plain and x.shape[1] <= most and x.is_contiguous() and build.compiled() is not None
+    short = most is None or x.shape[1] <= most
+    return plain and short and x.is_contiguous() and build.compiled() is not None
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -233,12 +242,11 @@ def attend(
     qkv: torch.Tensor,
     attention: Attention,
     entries: tuple[torch.Tensor, torch.Tensor],
-    mask: torch.Tensor | None,
+    mask: MaskStruct,
 ) -> torch.Tensor:
     """Queries, keys and values side by side [B, T, ...] -> attention output [B, T, heads * size].
 
-    Queries and keys are rotated in place, keys and values written into the entries [rows, kv_heads, slots, size], and
-    the mask [B, 1, T, S] is added to the scores.
+    Queries and keys are rotated in place, keys and values written into the entries [rows, kv_heads, slots, size].
     """
     (batch, tokens, _), (sizes, cos, sin, slots), (keys, values) = qkv.shape, attention, entries
     out = qkv.new_empty((batch, tokens, sizes.heads * sizes.size))
@@ -250,7 +258,7 @@ def attend(
         None if slots is None else slots.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
-        None if mask is None else mask.data_ptr(),
+        mask,
         out.data_ptr(),
     )
     return out

@@ -3,39 +3,40 @@
 #include "layers.c"
 #include "layout.c"
 
-typedef double Doubles __attribute__((vector_size(128), aligned(4)));
+/* 16 partial sums in double precision. */
+typedef struct {
+    double lane[LANES];
+} Doubles;
 
-/* Up to 16 numbers from x on, padded with `others`. */
-static inline Lanes load_padded(const float *x, long left, float others) {
-    Lanes lanes = {0};
-    if (left >= 16) return *(const Lanes *)x;
-    lanes += others;
-    for (long i = 0; i < left; i++) lanes[i] = x[i];
-    return lanes;
+INLINE void add(Doubles *sums, Lanes x) {
+    float some[LANES];
+    store(x, some);
+    for (int i = 0; i < LANES; i++) sums->lane[i] += some[i];
 }
 
-static inline double sum(Doubles x) {
+static inline double total_of(const Doubles *sums) {
     double total = 0;
-    for (int i = 0; i < 16; i++) total += x[i];
+    for (int i = 0; i < LANES; i++) total += sums->lane[i];
     return total;
 }
 
 /* out [size] = softmax(scores / temperature). Returns whether the scores are finite enough for one. */
 static int law(const float *scores, long size, float temperature, float *out) {
-    float best = -INFINITY, unit = 1 / temperature;
-    Lanes most = load_padded(scores, 0, -INFINITY);
+    float unit = 1 / temperature;
+    Lanes most = filled(-INFINITY);
     Doubles sums = {0};
-    for (long i = 0; i < size; i += 16) most = larger(load_padded(scores + i, size - i, -INFINITY), most);
-    for (int i = 0; i < 16; i++) best = most[i] > best ? most[i] : best;
-    for (long i = 0; i < size; i += 16) {
-        Lanes weights = exponentials((load_padded(scores + i, size - i, -INFINITY) - best) * unit);
-        sums += __builtin_convertvector(weights, Doubles);
-        if (size - i >= 16)
-            *(Lanes *)(out + i) = weights;
-        else
-            for (long j = i; j < size; j++) out[j] = weights[j - i];
+    for (long i = 0; i < size; i += LANES) {
+        Lanes some = load_some(scores + i, size - i, -INFINITY);
+        for (int p = 0; p < PARTS; p++) most.part[p] = larger(some.part[p], most.part[p]);
     }
-    double total = sum(sums);
+    float best = largest_of(most);
+    for (long i = 0; i < size; i += LANES) {
+        Lanes some = load_some(scores + i, size - i, -INFINITY);
+        for (int p = 0; p < PARTS; p++) some.part[p] = weight_of((some.part[p] - best) * unit);
+        add(&sums, some);
+        store_some(some, size - i, out + i);
+    }
+    double total = total_of(&sums);
     float share = 1 / total;
     for (long i = 0; i < size; i++) out[i] *= share;
     return best - best == 0 && total > 0; /* false where the best score is infinite or any score is NaN */
@@ -52,16 +53,15 @@ long laws(const float *scores, long rows, long size, float temperature, float *o
 /* The token at which the cumulated law [size] first exceeds u times its sum; -1 where there is none. Sums run in double
    precision, first over parts, so that only one part is searched token by token. */
 static long draw(const float *law, long size, double u) {
-    enum { PART = 256 };
-    double parts[size / PART + 1], total = 0, before = 0;
-    for (long i = 0; i < size; i += PART) {
+    enum { PIECE = 256 };
+    double parts[size / PIECE + 1], total = 0, before = 0;
+    for (long i = 0; i < size; i += PIECE) {
         Doubles sums = {0};
-        for (long j = i; j < size && j < i + PART; j += 16)
-            sums += __builtin_convertvector(load_padded(law + j, size - j, 0), Doubles);
-        total += parts[i / PART] = sum(sums);
+        for (long j = i; j < size && j < i + PIECE; j += LANES) add(&sums, load_some(law + j, size - j, 0));
+        total += parts[i / PIECE] = total_of(&sums);
     }
     long last = -1, i = 0;
-    for (; i + PART < size && before + parts[i / PART] <= u * total; i += PART) before += parts[i / PART];
+    for (; i + PIECE < size && before + parts[i / PIECE] <= u * total; i += PIECE) before += parts[i / PIECE];
     for (; i < size; i++) {
         before += law[i];
         if (law[i] > 0) {
@@ -98,6 +98,7 @@ long guess(const Head *head, Sizes n, long count, float temperature, const doubl
            char *scratch) {
     long width = head->join.outputs, drafted = head->output.outputs;
     float *const caches[] = {keys, values};
+    const Mask all = {0, -1};
     for (long i = 0; i < count; i++) {
         float *law_i = laws + i * drafted;
         linear(&head->output, states + i * width, 1, scratch, law_i);
@@ -109,7 +110,7 @@ long guess(const Head *head, Sizes n, long count, float temperature, const doubl
         norm(embedding, head->norm_embedding, head->eps, 1, width, work + width);
         float *next = states + (i + 1) * width;
         linear(&head->join, work, 1, scratch, next);
-        stack(n, 1, head->layer, caches, 0, cos + i * n.size, sin + i * n.size, 0, next, 0, work, work_width, scratch);
+        stack(n, 1, head->layer, caches, &all, cos + i * n.size, sin + i * n.size, 0, next, 0, work, work_width, scratch);
         n.start++, n.end++;
     }
     return count;
@@ -117,21 +118,25 @@ long guess(const Head *head, Sizes n, long count, float temperature, const doubl
 
 /* sum (w p - q)+ over all tokens; q [drafted] belongs to the tokens with these ids, and is zero for the others. */
 static double excess(const float *p, const float *q, const long *ids, long size, long drafted, float w) {
-    enum { PART = 256 };
+    enum { PIECE = 256 };
     double inside = 0, left = 0, total = 0;
-    for (long i = 0; i < drafted; i += PART) {
-        float p_sum = 0, excess_sum = 0;
-        for (long j = i; j < drafted && j < i + PART; j++) {
-            float here = p[ids[j]], rest = w * here - q[j];
-            p_sum += here;
-            excess_sum += rest > 0 ? rest : 0;
-        }
-        inside += p_sum, left += excess_sum;
+    for (long i = 0; i < drafted; i += PIECE) {
+        float p_sums[LANES] = {0}, excess_sums[LANES] = {0};
+        for (long j = i; j < drafted && j < i + PIECE; j += LANES)
+            for (long k = 0; k < LANES && j + k < drafted; k++) {
+                float here = p[ids[j + k]], rest = w * here - q[j + k];
+                p_sums[k] += here;
+                excess_sums[k] += rest > 0 ? rest : 0;
+            }
+        inside += sum_of(load(p_sums)), left += sum_of(load(excess_sums));
     }
-    for (long i = 0; i < size; i += PART) {
-        float p_sum = 0;
-        for (long j = i; j < size && j < i + PART; j++) p_sum += p[j];
-        total += p_sum;
+    for (long i = 0; i < size; i += PIECE) {
+        Lanes sums = filled(0);
+        for (long j = i; j < size && j < i + PIECE; j += LANES) {
+            Lanes some = load_some(p + j, size - j, 0);
+            for (int k = 0; k < PARTS; k++) sums.part[k] += some.part[k];
+        }
+        total += sum_of(sums);
     }
     return left + w * (total > inside ? total - inside : 0);
 }

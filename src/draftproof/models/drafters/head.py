@@ -164,8 +164,7 @@ class HeadSession:
     def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Draft a token for each u after the only text, in one C call: indices among `draft_tokens` [L], and the laws
         [L + 1, D] they were drawn from, a zero row after them; None where that cannot be done."""
-        longest = min(self.cache.capacity, native_head.LONGEST)
-        if self.model.in_c is None or not 2 <= len(self.texts[0]) <= longest - len(u):
+        if self.model.in_c is None or not 2 <= len(self.texts[0]) <= self.cache.capacity - len(u):
             return None
         self._first(1)
         entry, layer = int(self.known[0]), self.cache.layers[-1]

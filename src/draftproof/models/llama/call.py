@@ -34,7 +34,14 @@ class LayerCall(NamedTuple):
 
     def angles(self, dtype: torch.dtype) -> Rotation:
         """Cosine and sine, computed by torch unless they are given."""
-        return self.rotation if isinstance(self.rotation, Rotation) else self.rotation.rotation(dtype)
+        return self.rotation.rotation(dtype)
+
+    def angles_on_host(self) -> Rotation:
+        """The same in float32 on a CPU, looked up where there is a table."""
+        rotation = self.rotation
+        if isinstance(rotation, Positions) and rotation.look_up is not None:
+            return rotation.look_up(rotation.positions)
+        return self.angles(torch.float32)
 
     def written_out(self, dtype: torch.dtype) -> LayerCall:
         """The same call with every rule as an additive mask."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from draftproof.models.llama.placement import NodeSlots, PackedSlots, Slots
+from draftproof.models.llama.placement import NodeSlots, PackedSlots, Range, Slots
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names for layers without and with a window
 TREE_NODES = 64  # of a tree at most: one bit each in `Branching.ancestors`
@@ -21,7 +21,7 @@ class Causal(NamedTuple):
 
     window: int | None = None  # slots that a token sees at most
 
-    def visible(self, placement: Slots) -> torch.Tensor:
+    def visible(self, placement: Slots | Range) -> torch.Tensor:
         """[B, T, S]: which of the slots that are read each token sees."""
         own, slots = placement.slots[..., None], placement.read_slots
         seen = (slots <= own) & ((slots > 0) | (own == 0))

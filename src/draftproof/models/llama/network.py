@@ -30,7 +30,7 @@ class NetworkSettings(NamedTuple):
 
 
 class FusedLlama(nn.Module):
-    """Embedding, fused layers, norm and output matrix."""
+    """Embedding, fused layers, norm and output matrix; masks may be rules (masks.py) too."""
 
     def __init__(
         self,

@@ -23,6 +23,16 @@ class Range(NamedTuple):
         """The entries [B, heads, S, width] that may be attended to, the `states` just written among them."""
         return buffer[: len(states), :, self.begin : self.end]
 
+    @property
+    def slots(self) -> torch.Tensor:
+        """[1, T], on a CPU."""
+        return torch.arange(self.start, self.end)[None]
+
+    @property
+    def read_slots(self) -> torch.Tensor:
+        """[S], on a CPU."""
+        return torch.arange(self.begin, self.end)
+
 
 class Slots(NamedTuple):
     """Each token goes to a slot of its own."""

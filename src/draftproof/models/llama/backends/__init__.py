@@ -3,6 +3,7 @@
 | backend       | where                                     | how                                               |
 |---------------|-------------------------------------------|---------------------------------------------------|
 | native_stack  | CPU, weights laid out for C               | all layers in one C call                          |
+| ordered_ops   | 8-bit integers without a compiler         | torch, in the order of the C functions            |
 | megakernel    | GPU, small network, few tokens            | all layers in one launch                          |
 | triton_ops    | GPU                                       | a kernel for each operation, products by cuBLAS   |
 | native_ops    | CPU, few tokens                           | norm, attention and gate in C, products by torch  |
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from draftproof.models.llama.backends import megakernel, native_ops, native_stack, torch_ops, triton_ops
+from draftproof.models.llama.backends import megakernel, native_ops, native_stack, ordered_ops, torch_ops, triton_ops
 from draftproof.models.llama.call import LayerCall
 
 
@@ -31,7 +32,7 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: tuple[Backend, ...] = (native_stack, megakernel, triton_ops, native_ops, torch_ops)
+BACKENDS: tuple[Backend, ...] = (native_stack, ordered_ops, megakernel, triton_ops, native_ops, torch_ops)
 
 
 def choose(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> Backend:

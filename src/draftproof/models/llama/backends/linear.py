@@ -17,6 +17,7 @@ class LaidOut(nn.Module):
     """A linear layer whose weights may be laid out for C."""
 
     native: NativeLinear | None  # None where this machine has no C function for them
+    ordered = False  # whether it computes the same bits everywhere, and the layers around it must too
 
     def run_native(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] -> [..., out]."""

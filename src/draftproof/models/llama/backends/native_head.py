@@ -9,9 +9,9 @@ from torch import nn
 
 from draftproof import native
 from draftproof.models.llama.backends.linear import laid_out
-from draftproof.native import LONGEST, NativeHead, guess
+from draftproof.native import NativeHead, guess
 
-__all__ = ["LONGEST", "NativeHead", "guess", "open_head"]
+__all__ = ["NativeHead", "guess", "open_head"]
 
 
 def open_head(network: Any, embeddings: torch.Tensor, output: nn.Module, norm: nn.Module) -> NativeHead | None:

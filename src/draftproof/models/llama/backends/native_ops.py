@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from draftproof import native
 from draftproof.models.llama.backends import torch_ops
 from draftproof.models.llama.call import LayerCall
-from draftproof.models.llama.masks import RULES
+from draftproof.models.llama.masks import Causal
 from draftproof.models.llama.placement import PackedSlots, Range
 from draftproof.models.llama.rotary import Rotation
 
@@ -26,17 +26,19 @@ def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) 
 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
-    call = call.written_out(x.dtype)
+    call = laid_open(call)
     rotation, inputs, attention = call.angles(x.dtype), [], None
-    if takes(call, x, blocks.shape):
+    if takes(call, x):
         allocate(call.cache[first:], blocks.shape, x)
         attention = describe(call, rotation, x, blocks.shape, first)
+    else:
+        call = call.written_out(x.dtype)
     for block, mask, layer in blocks.layers(call, first):
         if keep:
             inputs.append(x)
         qkv = block.qkv(norm(block.norm_in, x))
         if attention is not None:
-            attended = native.attend(qkv, attention, (layer.keys, layer.values), mask)
+            attended = native.attend(qkv, attention, (layer.keys, layer.values), as_struct(mask))
         else:
             q, k, v = block.split(qkv, rotation)
             attended = torch_ops.attend(q, k, v, mask, layer, call.placement)
@@ -45,21 +47,28 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
     return x, inputs
 
 
-def takes(call: LayerCall, x: torch.Tensor, shape: Any) -> bool:
-    """Whether attention of this call can be done in C: entries in neighbouring rows, masks in float32."""
-    placement, group = call.placement, shape.heads // shape.shared
-    if placement is None or isinstance(placement, PackedSlots) or call.rotation.rows != len(x):
+def laid_open(call: LayerCall) -> LayerCall:
+    """The call with its rules written out in float32, except where all are causal: C follows those itself."""
+    if all(isinstance(mask, Causal) for mask in call.masks.values()):
+        return call
+    return call.written_out(torch.float32)
+
+
+def takes(call: LayerCall, x: torch.Tensor) -> bool:
+    """Whether attention of this call, `laid_open`, can be done in C: entries in neighbouring rows, masks in float32."""
+    if call.placement is None or isinstance(call.placement, PackedSlots) or call.rotation.rows != len(x):
         return False
-    # the attention weights of a group of heads lie on the stack of a thread
-    if placement.end > native.LONGEST or placement.end * group > 4 * native.LONGEST:
-        return False
-    masks = [mask for mask in call.masks.values() if not isinstance(mask, RULES)]  # a rule is written out in float32
-    tensors = [mask for mask in masks if mask is not None]
-    return not tensors or (
-        len(tensors) == len(masks)
-        and tensors[0].stride(3) == 1
-        and all(mask.dtype == torch.float32 and mask.stride() == tensors[0].stride() for mask in tensors)
+    masks: list[Any] = list(call.masks.values())
+    return all(isinstance(mask, Causal) or mask is None for mask in masks) or (
+        all(isinstance(mask, torch.Tensor) for mask in masks)
+        and masks[0].stride(3) == 1
+        and all(mask.dtype == torch.float32 and mask.stride() == masks[0].stride() for mask in masks)
     )
+
+
+def as_struct(mask: Any) -> native.MaskStruct:
+    """A mask that `takes` accepts, for C."""
+    return native.causal(mask.window) if isinstance(mask, Causal) else native.mask(mask)
 
 
 def allocate(layers: Sequence[Any], shape: Any, like: torch.Tensor) -> None:
@@ -72,11 +81,12 @@ def allocate(layers: Sequence[Any], shape: Any, like: torch.Tensor) -> None:
 
 
 def describe(call: LayerCall, rotation: Rotation, x: torch.Tensor, shape: Any, first: int) -> native.Attention:
-    """The arguments of the C functions for a call that `takes` accepts, with its masks written out."""
+    """The arguments of the C functions for a call that `takes` accepts."""
     placement: Any = call.placement
     (batch, tokens, _), room = x.shape, call.cache[first].keys.shape[2]
     mask: Any = next(iter(call.masks.values()))
-    strides = (0, 0) if mask is None else (mask.stride(0) if len(mask) > 1 else 0, mask.stride(2))
+    is_tensor = isinstance(mask, torch.Tensor)
+    strides = (mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)) if is_tensor else (0, 0)
     is_range = isinstance(placement, Range)
     start, slots = (placement.start, None) if is_range else (0, placement.slots.contiguous())
     heads = (shape.heads, shape.shared, shape.size)

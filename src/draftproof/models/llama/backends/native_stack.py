@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +13,11 @@ from draftproof import native
 from draftproof.models.llama.backends import native_ops
 from draftproof.models.llama.backends.linear import laid_out
 from draftproof.models.llama.call import LayerCall
+from draftproof.models.llama.masks import additive
+from draftproof.models.llama.placement import Range, Slots
 from draftproof.native import Stack
+
+MOST = 512  # tokens of a row that go through all layers together, so that long prompts need little memory
 
 
 def lay_out(blocks: Any) -> Stack | None:
@@ -29,13 +35,57 @@ def lay_out(blocks: Any) -> Stack | None:
 
 
 def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
-    return blocks.stack is not None and native.fits(x, native.MANY) and native_ops.takes(call, x, blocks.shape)
+    if blocks.stack is None or not native.fits(x, None):
+        return False
+    return call.placement is None or native_ops.takes(native_ops.laid_open(call), x)
 
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
-    call, layers = call.written_out(x.dtype), call.cache[first:]
-    native_ops.allocate(layers, blocks.shape, x)
-    entries = [(layer.keys, layer.values) for layer in layers]
-    masks: list[Any] = [call.masks[kind] for kind in blocks.kinds[first:]]
-    attention = native_ops.describe(call, call.angles(x.dtype), x, blocks.shape, first)
-    return native.run_stack(blocks.stack, x, attention, entries, masks, keep)
+    call = _ready(blocks, x, call)
+    native_ops.allocate(call.cache[first:], blocks.shape, x)
+    entries = [(layer.keys, layer.values) for layer in call.cache[first:]]
+    outputs = []
+    for some, part in _parts(x, call._replace(rotation=call.angles_on_host())):
+        masks = [native_ops.as_struct(part.masks[kind]) for kind in blocks.kinds[first:]]
+        attention = native_ops.describe(part, part.angles_on_host(), some, blocks.shape, first)
+        outputs.append(native.run_stack(blocks.stack, some, attention, entries, masks, keep))
+    if len(outputs) == 1:
+        return outputs[0]
+    whole = torch.cat([output for output, _ in outputs], dim=1)
+    return whole, torch.cat([inputs for _, inputs in outputs], dim=2) if keep else None
+
+
+def _ready(blocks: Any, x: torch.Tensor, call: LayerCall) -> LayerCall:
+    """The call as the C function takes it; where nothing is cached, with buffers for this call alone."""
+    if call.placement is not None:
+        return native_ops.laid_open(call)
+    (batch, tokens, _), shape = x.shape, blocks.shape
+    apart = len(blocks) if tokens > MOST else 1  # layers that are done before the next part comes can share one
+    buffers = x.new_empty((apart, 2, batch, shape.shared, tokens + 1, shape.size))
+    layers = [SimpleNamespace(keys=keys, values=values, is_initialized=True) for keys, values in buffers]
+    masks = {
+        kind: additive(mask[:, 0], x.dtype) if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool else mask
+        for kind, mask in call.masks.items()
+    }
+    rotation = call.angles_on_host()
+    rotation = type(rotation)(*(part.expand(batch, -1, -1, -1) for part in rotation))
+    return LayerCall(rotation, masks, Range(1, tokens + 1, begin=1), layers * (len(blocks) // apart))
+
+
+def _parts(x: torch.Tensor, call: LayerCall) -> Iterator[tuple[torch.Tensor, LayerCall]]:
+    """The call a few tokens at a time: no token sees a later one."""
+    tokens = x.shape[1]
+    if tokens <= MOST:
+        yield x, call
+        return
+    placement: Any = call.placement
+    for start in range(0, tokens, MOST):
+        cut = slice(start, min(start + MOST, tokens))
+        if isinstance(placement, Range):
+            there: Any = placement._replace(start=placement.start + start)
+        else:
+            there = Slots(placement.slots[:, cut], placement.end, placement.begin)
+        rotation: Any = call.rotation
+        masks = {kind: mask[:, :, cut] if isinstance(mask, torch.Tensor) else mask for kind, mask in call.masks.items()}
+        turned = type(rotation)(*(part[:, :, cut] for part in rotation))
+        yield x[:, cut].contiguous(), call._replace(rotation=turned, masks=masks, placement=there)

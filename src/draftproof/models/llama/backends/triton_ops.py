@@ -87,7 +87,8 @@ def angles(call: LayerCall, dtype: torch.dtype) -> Rotation:
         return call.rotation
     from draftproof.kernels.llama import ops
 
-    return Rotation(*ops.rotary_angles(*call.rotation, dtype))
+    positions, frequencies, scale, _ = call.rotation
+    return Rotation(*ops.rotary_angles(positions, frequencies, scale, dtype))
 
 
 def head_inputs(
