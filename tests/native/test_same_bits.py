@@ -28,7 +28,11 @@ from draftproof.native import build
 
 TEXT = [(7919 * i + 13) % 90 + 5 for i in range(41)]
 OTHERS = {"x86_64": ("x86-64", "x86-64-v3", "skylake-avx512"), "aarch64": ("armv8-a", "armv8.2-a+dotprod")}
-NEEDS = {"x86-64-v3": {"avx2", "fma", "bmi2"}, "skylake-avx512": {"avx512bw", "avx512vl"}, "armv8.2-a+dotprod": {"asimddp"}}
+NEEDS = {
+    "x86-64-v3": {"avx2", "fma", "bmi2"},
+    "skylake-avx512": {"avx512bw", "avx512vl"},
+    "armv8.2-a+dotprod": {"asimddp"},
+}
 WAYS = [*OTHERS.get(platform.machine(), ()), "torch"]
 
 
@@ -93,7 +97,7 @@ def test_a_token_is_read_the_same_in_every_shape_of_call(monkeypatch, way, most,
     after = [11, 23, 31]
     with torch.no_grad():
         at_once = model.network(torch.tensor([[*TEXT, *after]])).logits
-        monkeypatch.setattr(native_stack, "MOST", most)  # all that follows is read in parts of so many tokens
+        monkeypatch.setattr(native_stack, "_most", lambda blocks: most)  # all that follows is read in such parts
         parts = model.network(torch.tensor([[*TEXT, *after]])).logits
     assert torch.equal(parts, at_once)
     whole = at_once[0, len(TEXT) - 1 :]
