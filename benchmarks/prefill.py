@@ -1,7 +1,7 @@
 """How long a long prompt takes until its first token, beside transformers' own network on the same token ids.
 
-`python -m benchmarks.prefill` measures by `generate` with one new token, and writes benchmarks/results/prefill.json. Both
-sides take turns; a ratio is the median of the ratios within a round, so a slow moment of the machine slows both.
+`python -m benchmarks.prefill` measures by `generate` with one new token, and writes benchmarks/results/prefill.json.
+Both sides take turns; a ratio is the median of the ratios within a round, so a slow moment of the machine slows both.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_a_token_is_read_the_same_in_every_shape_of_call(monkeypatch, way, most,
     after = [11, 23, 31]
     with torch.no_grad():
         at_once = model.network(torch.tensor([[*TEXT, *after]])).logits
-        monkeypatch.setattr(native_stack, "MOST", most)  # all that follows is read in parts of so many tokens
+        monkeypatch.setattr(native_stack, "_most", lambda blocks: most)  # all that follows is read in such parts
         parts = model.network(torch.tensor([[*TEXT, *after]])).logits
     assert torch.equal(parts, at_once)
     whole = at_once[0, len(TEXT) - 1 :]

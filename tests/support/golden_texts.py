@@ -350,8 +350,8 @@ def by_other_doors() -> Iterator[tuple[str, Configuration]]:
 CONFIGURATIONS: dict[str, Configuration] = {
     name: write for group in (on_tables, on_tiny, on_smollm2, by_other_doors) for name, write in group()
 }
-# What is rounded coarsely after every layer may fall on the other side where a processor adds in another order; with int8
-# all processors add in the same order.
+# What is rounded coarsely after every layer may fall on the other side where a processor adds in another order. With
+# int8 all processors add in the same order.
 ROUNDED = {name for name in CONFIGURATIONS if "bfloat16" in name}
 FETCHED = {name for name in CONFIGURATIONS if "smollm2" in name}  # from PyPI, once
 

@@ -221,7 +221,7 @@ static void attend_all(const Sizes *n, const float *qkv, const float *keys, cons
     long tiles = (n->tokens + step - 1) / step, whole = (n->end + LANES - 1) / LANES * LANES;
     int32_t *scattered = (int32_t *)scratch;
     float *rest = scratch + n->end;
-#pragma omp for collapse(3) schedule(static, 1) /* later tokens see more, so neighbours go to different threads */
+#pragma omp for collapse(3) schedule(dynamic) /* later tokens see more */
     for (long b = 0; b < n->batch; b++)
         for (long h = 0; h < n->kv_heads; h++)
             for (long tile = 0; tile < tiles; tile++) {

@@ -176,39 +176,48 @@ static inline long tile_rows(long rows, long most) {
     return (rows + tiles - 1) / tiles;
 }
 
-/* out [rows, outputs] = prepared rows @ weights + bias. Called by all threads together. */
-static void multiply(const Linear *layer, const char *scratch, long rows, float *out) {
-    long depth = depth_of(layer), outputs = layer->outputs;
-#pragma omp for schedule(static)
-    for (long g = 0; g < (outputs + GROUP - 1) / GROUP; g++) {
-        long n = GROUP * g, rest = outputs - n < GROUP ? outputs - n : GROUP;
-        float some[8 * GROUP];
-        if (layer->scale) {
-            const float *affine = (const float *)(scratch + rows * depth);
-            const int8_t *weights = (const int8_t *)layer->weights + n * depth;
-            for (long r = 0, count; r < rows; r += count) {
-                count = tile_rows(rows - r, TALL);
-                float *to = rest == GROUP ? out + r * outputs + n : some;
-                for (int c = 0; c < GROUP; c += LANES * HALVES)
-                    TILES[count - 1]((const uint8_t *)scratch + r * depth, affine + 2 * r, weights + 4 * c, layer,
-                                     n + c, rest == GROUP ? outputs : GROUP, to + c);
-                for (long i = 0; rest < GROUP && i < count; i++)
-                    for (long c = 0; c < rest; c++) out[(r + i) * outputs + n + c] = some[GROUP * i + c];
-            }
-            continue;
-        }
-#if WIDTH == 16
-        long width = layer->width;
-        const float *bias = layer->bias ? layer->bias + n : layer->bias;
+/* Group g of the columns of out [rows, outputs] = prepared rows @ weights + bias. */
+static void multiply_group(const Linear *layer, const char *scratch, long rows, long g, float *out) {
+    long depth = depth_of(layer), outputs = layer->outputs, n = GROUP * g;
+    long rest = outputs - n < GROUP ? outputs - n : GROUP;
+    float some[8 * GROUP];
+    if (layer->scale) {
+        const float *affine = (const float *)(scratch + rows * depth);
+        const int8_t *weights = (const int8_t *)layer->weights + n * depth;
         for (long r = 0, count; r < rows; r += count) {
-            count = tile_rows(rows - r, 6);
-            FLOAT_TILES[count - 1]((const float *)scratch + r * width, (const float *)layer->weights + n * width,
-                                   width, some);
-            for (long i = 0; i < count; i++)
-                for (long c = 0; c < rest; c++)
-                    out[(r + i) * outputs + n + c] = some[GROUP * i + c] + (bias ? bias[c] : 0);
+            count = tile_rows(rows - r, TALL);
+            float *to = rest == GROUP ? out + r * outputs + n : some;
+            for (int c = 0; c < GROUP; c += LANES * HALVES)
+                TILES[count - 1]((const uint8_t *)scratch + r * depth, affine + 2 * r, weights + 4 * c, layer, n + c,
+                                 rest == GROUP ? outputs : GROUP, to + c);
+            for (long i = 0; rest < GROUP && i < count; i++)
+                for (long c = 0; c < rest; c++) out[(r + i) * outputs + n + c] = some[GROUP * i + c];
         }
+        return;
+    }
+#if WIDTH == 16
+    long width = layer->width;
+    const float *bias = layer->bias ? layer->bias + n : layer->bias;
+    for (long r = 0, count; r < rows; r += count) {
+        count = tile_rows(rows - r, 6);
+        FLOAT_TILES[count - 1]((const float *)scratch + r * width, (const float *)layer->weights + n * width, width,
+                               some);
+        for (long i = 0; i < count; i++)
+            for (long c = 0; c < rest; c++)
+                out[(r + i) * outputs + n + c] = some[GROUP * i + c] + (bias ? bias[c] : 0);
+    }
 #endif
+}
+
+/* All groups. Called by all threads together. */
+static void multiply(const Linear *layer, const char *scratch, long rows, float *out) {
+    long groups = (layer->outputs + GROUP - 1) / GROUP;
+    if (rows <= 32) {
+#pragma omp for schedule(static)
+        for (long g = 0; g < groups; g++) multiply_group(layer, scratch, rows, g, out);
+    } else { /* so long that a thread may be interrupted, and others can go on */
+#pragma omp for schedule(dynamic)
+        for (long g = 0; g < groups; g++) multiply_group(layer, scratch, rows, g, out);
     }
 }
 

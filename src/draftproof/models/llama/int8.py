@@ -1,10 +1,11 @@
 """Linear layers in 8-bit integers on the CPU: one scale per output channel for weights, one per row for activations.
 
-Integer sums are exact in any order and every row has its own scale, and what is left in floats is added in one order
-(ordered.py). So a token's result does not depend on what else is in the call nor on the processor: it is bit for bit the
-same alone and beside others, here and elsewhere. That makes the quantised model a target in its own right, from which
-speculative sampling is exact. (One scale for the whole activation tensor would couple the rows.) Channels that are
-often large are scaled down before rounding and their weights up (SmoothQuant, Xiao et al. 2211.10438).
+Integer sums are exact in any order, every row has its own scale, and what is left in floats is added in one order
+(ordered.py). So a token's result does not depend on what else is in the call nor on the processor: it is bit for bit
+the same alone and beside others, here and elsewhere. That makes the quantised model a target in its own right, from
+which speculative sampling is exact. (One scale for the whole activation tensor would couple the rows.) Channels that
+are often large are scaled down before rounding and their weights up (SmoothQuant, Xiao et al. 2211.10438). All this is
+true of networks that are rebuilt (rebuild.py); in others attention and norms are transformers' own.
 """
 
 from __future__ import annotations

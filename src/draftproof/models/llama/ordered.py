@@ -1,8 +1,8 @@
 """What lanes.h, attention.c and linear.c of draftproof.native compute, in torch and to the last bit.
 
 A quantised model rounds its activations to bytes, and where a sum is one bit larger a byte may be one larger, and so on
-from layer to layer: it would be another model on another processor. So floats are added in one order, sixteen lanes at a
-time, every operation is rounded by itself, and exp is written out. torch's own sums follow no order, and its exp and
+from layer to layer: it would be another model on another processor. So floats are added in one order, sixteen lanes at
+a time, every operation is rounded by itself, and exp is written out. torch's own sums follow no order, and its exp and
 its fused operations differ from machine to machine; here are only those of its operations that IEEE 754 defines.
 """
 
@@ -16,7 +16,8 @@ LANES = 16
 
 def lanes(x: torch.Tensor, filling: float = 0.0) -> torch.Tensor:
     """x [..., n] as [..., n / 16, 16], the end filled up."""
-    return F.pad(x, (0, -x.shape[-1] % LANES), value=filling).unflatten(-1, (-1, LANES))
+    whole = F.pad(x, (0, -x.shape[-1] % LANES), value=filling)
+    return whole.view(*whole.shape[:-1], -1, LANES)
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
@@ -35,7 +36,7 @@ def squares(x: torch.Tensor) -> torch.Tensor:
 
 
 def root(x: torch.Tensor) -> torch.Tensor:
-    """The square root of x in float32, correctly rounded: torch's own is not, but in double precision it is near enough."""
+    """The square root of x in float32, correctly rounded: torch's own is not, but near enough in double precision."""
     return x.double().sqrt().float()
 
 

@@ -17,7 +17,7 @@ from draftproof.models.llama.masks import additive
 from draftproof.models.llama.placement import Range, Slots
 from draftproof.native import Stack
 
-MOST = 512  # tokens of a row that go through all layers together, so that long prompts need little memory
+MOST = 1 << 21  # numbers that the tokens of a long prompt become in one layer: more tokens are read part by part
 
 
 def lay_out(blocks: Any) -> Stack | None:
@@ -44,13 +44,13 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
     call = _ready(blocks, x, call)
     native_ops.allocate(call.cache[first:], blocks.shape, x)
     entries = [(layer.keys, layer.values) for layer in call.cache[first:]]
-    outputs = []
-    for some, part in _parts(x, call._replace(rotation=call.angles_on_host())):
+    outputs: list[Any] = []
+    for some, part in _parts(x, call._replace(rotation=call.angles_on_host()), _most(blocks)):
         masks = [native_ops.as_struct(part.masks[kind]) for kind in blocks.kinds[first:]]
         attention = native_ops.describe(part, part.angles_on_host(), some, blocks.shape, first)
         outputs.append(native.run_stack(blocks.stack, some, attention, entries, masks, keep))
     if len(outputs) == 1:
-        return outputs[0]
+        return outputs[0]  # type: ignore[no-any-return]
     whole = torch.cat([output for output, _ in outputs], dim=1)
     return whole, torch.cat([inputs for _, inputs in outputs], dim=2) if keep else None
 
@@ -60,7 +60,7 @@ def _ready(blocks: Any, x: torch.Tensor, call: LayerCall) -> LayerCall:
     if call.placement is not None:
         return native_ops.laid_open(call)
     (batch, tokens, _), shape = x.shape, blocks.shape
-    apart = len(blocks) if tokens > MOST else 1  # layers that are done before the next part comes can share one
+    apart = len(blocks) if tokens > _most(blocks) else 1  # layers that are done before the next part comes can share one
     buffers = x.new_empty((apart, 2, batch, shape.shared, tokens + 1, shape.size))
     layers = [SimpleNamespace(keys=keys, values=values, is_initialized=True) for keys, values in buffers]
     masks = {
@@ -72,15 +72,20 @@ def _ready(blocks: Any, x: torch.Tensor, call: LayerCall) -> LayerCall:
     return LayerCall(rotation, masks, Range(1, tokens + 1, begin=1), layers * (len(blocks) // apart))
 
 
-def _parts(x: torch.Tensor, call: LayerCall) -> Iterator[tuple[torch.Tensor, LayerCall]]:
+def _most(blocks: Any) -> int:
+    """Tokens of a row that go through all layers together."""
+    return max(1, MOST // int(blocks.stack.width))
+
+
+def _parts(x: torch.Tensor, call: LayerCall, most: int) -> Iterator[tuple[torch.Tensor, LayerCall]]:
     """The call a few tokens at a time: no token sees a later one."""
     tokens = x.shape[1]
-    if tokens <= MOST:
+    if tokens <= most:
         yield x, call
         return
     placement: Any = call.placement
-    for start in range(0, tokens, MOST):
-        cut = slice(start, min(start + MOST, tokens))
+    for start in range(0, tokens, most):
+        cut = slice(start, min(start + most, tokens))
         if isinstance(placement, Range):
             there: Any = placement._replace(start=placement.start + start)
         else:
