@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from draftproof.models.hf import HFModel
     from draftproof.prompts import PromptEntry
 
-ROWS = 8  # texts at once, if the option is not given
+ROWS = 16  # texts at once, as in an Engine, if the option is not given
 USED = ("draft", "verify", "device", "sampling", "versions")  # what a line says beside the options
 
 
