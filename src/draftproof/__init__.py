@@ -6,7 +6,6 @@ The core (laws, verifiers, theory) imports with NumPy alone; models and engine l
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from draftproof.draft import Draft, Tree
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from draftproof.integrations.custom_generate import custom_generate
     from draftproof.models import load
 
-__version__ = version("draftproof")
+    __version__: str
+
 __all__ = [
     "Anneal",
     "ByEntropy",
@@ -51,4 +51,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("draftproof")
     raise AttributeError(f"module 'draftproof' has no attribute {name!r}")
