@@ -41,3 +41,11 @@ def test_text_of_the_packaged_model_needs_no_transformers(more):
     assert len(written["tokens"]) == 3
     assert written["trace"]["start_seconds"] > 0.1  # torch at least was imported
     assert imported == "[]"
+
+
+def test_a_head_is_loaded_without_a_compiler():
+    """Making layers on "meta" can import one, which takes longer than all the rest."""
+    load = "from draftproof.models.drafters.head import SHIPPED; from draftproof.models.llama.head import load"
+    code = f"import sys; {load}; load(SHIPPED); print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

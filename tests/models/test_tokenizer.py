@@ -115,11 +115,13 @@ def test_rules_of_the_file_are_kept(tmp_path):
     core.enable_truncation(3)
     core.enable_padding(length=9)
     core.save(str(tmp_path / "tokenizer.json"))
-    ours, theirs = open_tokenizer(tmp_path, forbidden), PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert ours is not None
-    assert ours("abcdef")["input_ids"] == theirs("abcdef")["input_ids"]
-    assert len(ours("abcdef")["input_ids"]) == 7
-    assert ours.encode("a", add_special_tokens=False) == theirs.encode("a", add_special_tokens=False)
+    for more in ({}, {"add_bos_token": False, "add_eos_token": True, "extra_special_tokens": {}}):
+        changed(tmp_path, **more)
+        ours, theirs = open_tokenizer(tmp_path, forbidden), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+        assert ours is not None
+        assert ours("abcdef")["input_ids"] == theirs("abcdef")["input_ids"]
+        assert len(ours("abcdef")["input_ids"]) == 7
+        assert ours.encode("a", add_special_tokens=False) == theirs.encode("a", add_special_tokens=False)
 
 
 def changed(folder: Path, **values: Any) -> Path:

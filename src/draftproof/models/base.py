@@ -55,7 +55,7 @@ class Model(Protocol):
     vocabulary: int
     context: int | None  # longest text, in tokens
     end_tokens: tuple[int, ...]
-    tokenizer: Any  # of transformers, or None for a model of bare token ids
+    tokenizer: Any  # of transformers or like one of its own; None for a model of bare token ids
 
     def session(self, rows: int, capacity: int) -> Session:
         """Room for `rows` texts of up to `capacity` tokens each, a draft tree included."""

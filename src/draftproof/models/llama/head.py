@@ -112,15 +112,14 @@ def describe(folder: Path) -> HeadConfig:
 
 def load(folder: Path) -> HeadNetwork:
     """The head in a folder, in float32 and ready to draft."""
-    config = describe(folder)
+    described = describe(folder)
     with torch.device("meta"):  # its weights come from the file
-        network = HeadNetwork(config)
+        network = HeadNetwork(described)
     try:
         stored = load_file(folder / "model.safetensors")
     except (OSError, ValueError) as error:
         raise DraftproofError(_unreadable(folder, error)) from error
     network.load_state_dict({**restore(stored), "tokens": stored["tokens"].long()}, assign=True)
-    network.rotary = Rotary(frequencies(config.shape.size, config.theta))
     return network.eval().requires_grad_(False)
 
 

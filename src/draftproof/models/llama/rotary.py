@@ -85,7 +85,8 @@ class Rotary(nn.Module):
 
 def frequencies(size: int, theta: float = 10000.0) -> torch.Tensor:
     """Frequencies of plain rotary positions, [size / 2]."""
-    return 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+    # on the CPU even where a network is made on "meta", which has none of its own and would import torch's compiler
+    return 1.0 / theta ** (torch.arange(0, size, 2, device="cpu").float() / size)
 
 
 def cos_sin(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
