@@ -73,8 +73,4 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return getattr(import_module(_LAZY[name]), name)
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("draftproof")
     raise AttributeError(f"module 'draftproof' has no attribute {name!r}")
