@@ -62,4 +62,4 @@ def test_silence_ends_the_asking(monkeypatch):
     monkeypatch.setattr(NGramSession, "guess", lambda *args: asked.append(args[-1]) or answer(*args))
     out = dp.generate(table(1), [0, 1], draft="ngram", tree=dp.Tree.chain(5), max_new_tokens=2, seed=1)
     assert [step.drafted for step in out.trace.steps] == [0] * len(out.trace.steps)
-    assert asked == [range(1)] * (len(out.trace.steps) - 1)  # the last token needs no guess
+    assert asked == [range(1)] * len(out.trace.steps)
