@@ -158,7 +158,7 @@ class Metrics:
     def _open_faults(self) -> None:
         counter = self.families.counter
         self._off = counter(
-            "drafter_off", "Times that a drafter was given up; its texts go on by plain sampling.", labels=["reason"]
+            "drafter_off", "Texts whose drafter was given up; they go on by plain sampling.", labels=["reason"]
         )
         for reason in (*REASONS, OTHER):
             self._off.labels(reason)
@@ -209,7 +209,7 @@ class Metrics:
         self._faults.labels(kind).inc()
 
     def drafter_off(self, reason: str) -> None:
-        """A drafter was given up; the reason is one of a trace's `failures`, and may quote anything."""
+        """A text's drafter was given up; the reason is one of its trace's `failures`, and may quote anything."""
         found = (known for known, words in REASONS.items() if words in reason.lower())
         self._off.labels(next(found, OTHER)).inc()
 
