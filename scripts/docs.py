@@ -2,9 +2,10 @@
 
 Derived are docs/algorithms.md (from the registries), docs/performance.md, tables of docs/audit.md and docs/drafters.md
 and the speeds in the README (from the rows of the benchmarks), the options in docs/command-line.md (from the command
-line), docs/files.md and the folders in the README (from the modules' docstrings), the list of pages in docs/index.md
-(from their first lines), and the figures. `--capture` runs the README's command again and records what it printed; no
-check does that, because it needs the model and its timings are never the same twice.
+line), the table of docs/metrics.md (from the metrics), docs/files.md and the folders in the README (from the modules'
+docstrings), the list of pages in docs/index.md (from their first lines), and the figures. `--capture` runs the README's
+command again and records what it printed; no check does that, because it needs the model and its timings are never the
+same twice.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks import drafters
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
+from draftproof.server.metrics import Metrics
 from draftproof.verify import VERIFIERS
 from scripts import audit, command_line, figure, figure_limits, performance, picture_speed, picture_text
 
@@ -35,8 +37,8 @@ FIGURES = (figure, figure_limits)  # of numbers that the library computes
 PICTURES = (picture_text, picture_speed)  # of recorded rows
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
 PAGES = (
-    "how-it-works python command-line chat models troubleshooting sampling drafters algorithms exactness audit limits "
-    "acceptance performance kernels architecture files"
+    "how-it-works python command-line chat models troubleshooting sampling drafters algorithms metrics exactness audit "
+    "limits acceptance performance kernels architecture files"
 )
 READING_ORDER = tuple(f"{name}.md" for name in PAGES.split())  # as in mkdocs.yml
 SHAPES = {
@@ -105,6 +107,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / "command-line.md", filled(docs / "command-line.md", commands)
     yield docs / "drafters.md", filled(docs / "drafters.md", {"measured": drafters.table(root)})
     yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
+    yield docs / "metrics.md", filled(docs / "metrics.md", {"metrics": metrics()})
     yield docs / "files.md", FILES + tree(root)
     yield (
         docs / "architecture.md",
@@ -214,6 +217,18 @@ def _names(names: Iterable[str]) -> str:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+# The table of metrics
+
+
+def metrics() -> str:
+    """What a server exports, as it describes itself."""
+    rows = (
+        (f"`{one.name}`", one.kind, _names(one.labels), one.help, ", ".join(f"`{name}`" for name in one.vllm))
+        for one in Metrics().families.described()
+    )
+    return _table(("name", "kind", "labels", "what it counts", "in vLLM"), rows)
 
 
 # The map and the tree

@@ -217,6 +217,10 @@ EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "docs/command-line.md",
         lambda root: edit(root / "docs/command-line.md", "`--draft-length`", "`--length-of-draft`"),
     ),
+    "a metric is edited by hand": (
+        "docs/metrics.md",
+        lambda root: edit(root / "docs/metrics.md", "| `draftproof_rows`", "| `draftproof_lines`"),
+    ),
     "a page is added": ("docs/index.md", lambda root: (root / "docs/new.md").write_text("# New\n\nA new page.\n")),
     "the table is lost": ("docs/algorithms.md", lambda root: (root / "docs/algorithms.md").unlink()),
     "the figure shows other numbers": (figure.PATH, lambda root: edit(root / figure.PATH, '"1/4"', '"1/5"')),
