@@ -1,4 +1,4 @@
-"""The command line: draftproof generate, limits, distill, audit, collect, bench, list."""
+"""The command line: draftproof generate, serve, limits, distill, audit, collect, bench, list."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from draftproof.commands.distill import distill
 from draftproof.commands.generate import generate
 from draftproof.commands.limits import limits
 from draftproof.commands.rules import list_rules
+from draftproof.commands.serve import serve
 from draftproof.errors import DraftproofError
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # torch's messages, for a GPU and for the CPU
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (generate, limits, distill, audit, collect):
+for command in (generate, serve, limits, distill, audit, collect):
     app.command()(command)
 app.command("list")(list_rules)
 app.add_typer(bench, name="bench")
