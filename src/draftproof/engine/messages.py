@@ -12,15 +12,23 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-def template_ids(tokenizer: Any, name: str, messages: Iterable[Message], continue_final_message: bool) -> Sequence[int]:
+def template_ids(
+    tokenizer: Any,
+    name: str,
+    messages: Iterable[Message],
+    continue_final_message: bool,
+    *,
+    add_generation_prompt: bool = True,
+) -> Sequence[int]:
     """Token ids of a conversation by the model's chat template, up to where the model's answer begins.
 
     A final message of the assistant is the beginning of that answer, or, without `continue_final_message`, a turn that
-    is over. Fields besides role and content, such as name and tool_calls, reach the template as they are.
+    is over. Without `add_generation_prompt` the text ends with the last message, and the model may begin any turn.
+    Fields besides role and content, such as name and tool_calls, reach the template as they are.
     """
     ready = [_checked(message, str(tokenizer.chat_template)) for message in messages]
     continues = continue_final_message and ready[-1]["role"] == "assistant"
-    how = {"continue_final_message": True} if continues else {"add_generation_prompt": True}
+    how = {"continue_final_message": True} if continues else {"add_generation_prompt": add_generation_prompt}
     try:
         ids: Sequence[int] = tokenizer.apply_chat_template(ready, return_dict=True, **how)["input_ids"]
     except Exception as error:  # a template is a program and may raise anything

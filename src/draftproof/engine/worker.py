@@ -56,7 +56,7 @@ class Sample:
         told, steps = request.trace, list(self.steps)
         whole = Update(0, (), tuple(steps), "")
         logprobs = None if request.top_logprobs is None else whole.logprobs
-        trace = Trace(told.verifier, told.drafter, told.notice, steps=steps)
+        trace = Trace(told.verifier, told.drafter, told.notice, steps=steps, reused=told.reused)
         return Output("".join(self.text), whole.tokens, "", request.key.seed, trace, logprobs)
 
 

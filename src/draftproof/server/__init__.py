@@ -1,1 +1,1 @@
-"""The server: its metrics for Prometheus."""
+"""An OpenAI-compatible server on AsyncEngine: endpoints, limits, and the life of the process."""
