@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftproof.commands.shared import AnyTarget, Precision
+from draftproof.commands.shared import AnyTarget, Device, Draft, Precision, Threads, TreeShape, Verify
+from draftproof.commands.text_options import use_threads
 from draftproof.errors import DraftproofError, whole
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ EXAMPLE = (
 
 def serve(
     target: AnyTarget = "smollm2",
-    draft: Annotated[
-        str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, none, or several with commas.")
-    ] = "auto",
-    verify: Annotated[str, typer.Option(help="A rule of `draftproof list`.")] = "block",
-    tree: Annotated[str, typer.Option(help="Draft tree: chain:5, star:4, best:20x5 or auto.")] = "auto",
+    draft: Draft = "auto",
+    verify: Verify = "auto",
+    tree: TreeShape = "auto",
     dtype: Precision = "float32",
+    device: Device = "auto",
+    threads: Threads = None,
     name: Annotated[str | None, typer.Option(help="The model's name for clients; the target's by default.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0 chooses a free one.")] = 8000,
@@ -69,6 +70,7 @@ def serve(
     whole("--kept", kept, least=0)
     if api_key is not None and not api_key.strip():
         raise DraftproofError("the API key is empty: give one, or leave --api-key and DRAFTPROOF_API_KEY out")
+    use_threads(threads)
     named = name or _served_name(target)
     service = Service(named, limits)
 
@@ -77,7 +79,7 @@ def serve(
         from draftproof.models import load
 
         settings = {"verify": verify, "tree": None if tree == "auto" else tree, "rows": rows, "length": length}
-        model = load(target, dtype=dtype)
+        model = load(target, dtype=dtype, device=device)
         return AsyncEngine(model, draft=draft.split(","), kept=kept, **settings), draft  # type: ignore[arg-type]
 
     logging.basicConfig(format="%(message)s")

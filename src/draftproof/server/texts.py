@@ -12,7 +12,7 @@ from draftproof.draft import Tree
 from draftproof.engine.arguments import RequestSettings, encode, encode_prediction
 from draftproof.engine.messages import template_ids
 from draftproof.errors import DraftproofError
-from draftproof.models.base import Model
+from draftproof.models.base import default_sampling
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling, check_tokens
 from draftproof.server.errors import ApiError, refused
@@ -63,11 +63,6 @@ class TextRequest:
     stream: bool = False
     include_usage: bool = False
     asked: float = field(default_factory=time.perf_counter)
-
-
-def default_sampling(target: Model) -> Sampling:
-    """How tokens are drawn where a client says nothing: from the model's own law."""
-    return Sampling()
 
 
 def chat_request(body: ChatBody, model: ServedModel) -> TextRequest:
