@@ -1,0 +1,59 @@
+// One answer on the page: its tokens as they come, its clock, and a line of numbers at the end.
+
+import { element } from "./dom.js";
+import { Run } from "./run.js";
+import { TokenText } from "./tokens.js";
+
+const FINISHES = { stop: "finished", length: "stopped at max tokens", context: "the context is full" };
+
+export class Answer {
+  constructor(label, speculates) {
+    this.speculates = speculates;
+    this.run = null; // from when it is asked for
+    this.tokens = new TokenText(label);
+    this.clock = element("p", { class: "clock" }, "");
+    this.element = element("div", { class: "answer", "aria-busy": "true" }, [this.tokens.element, this.clock]);
+  }
+
+  begin() {
+    this.run = new Run(this.speculates);
+    this.element.classList.add("writing");
+  }
+
+  add(chunk) {
+    const { text, tokens } = this.run.add(chunk);
+    this.tokens.add(text, tokens);
+  }
+
+  /** End it: for a reason of ours, or the server's. */
+  end(reason = "") {
+    if (!this.run) return;
+    this.run.end();
+    this.element.classList.remove("writing");
+    this.element.setAttribute("aria-busy", "false");
+    this.clock.textContent = this.summary(reason || (FINISHES[this.run.finish] ?? this.run.finish));
+  }
+
+  tick() {
+    if (!this.run || this.run.ended) return;
+    this.clock.textContent = `${seconds(this.run.now)} · ${this.run.tokens} tokens`;
+  }
+
+  summary(reason) {
+    const { run } = this;
+    const calls = run.totals?.target_calls ?? run.steps.length;
+    const facts = [seconds(run.now), `${run.tokens} tokens`];
+    if (run.speed) facts.push(`${run.speed.toFixed(0)} tokens/s`);
+    if (calls) facts.push(`${calls} calls`);
+    if (run.perCall && run.expectedPerCall) {
+      facts.push(`${run.perCall.toFixed(2)} tokens a call (expected ${run.expectedPerCall.toFixed(2)})`);
+    }
+    const fallbacks = run.totals?.fallbacks;
+    const fell = typeof fallbacks === "object" && fallbacks ? Object.keys(fallbacks).join("; ") : fallbacks;
+    if (fell) facts.push(`drafting stopped: ${fell}`);
+    if (reason) facts.push(reason);
+    return facts.join(" · ");
+  }
+}
+
+export const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(1)} s`;
