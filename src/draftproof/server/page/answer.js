@@ -31,18 +31,24 @@ export class Answer {
     this.run.end();
     this.element.classList.remove("writing");
     this.element.setAttribute("aria-busy", "false");
-    this.clock.textContent = this.summary(reason || (FINISHES[this.run.finish] ?? this.run.finish));
+    this.tell(this.run.now, this.summary(reason || (FINISHES[this.run.finish] ?? this.run.finish)));
   }
 
   tick() {
     if (!this.run || this.run.ended) return;
-    this.clock.textContent = `${seconds(this.run.now)} · ${this.run.tokens} tokens`;
+    this.tell(this.run.now, [`${this.run.tokens} tokens`]);
+  }
+
+  /** Set the clock, and what stands beside it. */
+  tell(milliseconds, facts) {
+    const time = element("b", {}, `${(milliseconds / 1000).toFixed(1)} s`);
+    this.clock.replaceChildren(time, ` · ${facts.join(" · ")}`);
   }
 
   summary(reason) {
     const { run } = this;
     const calls = run.totals?.target_calls ?? run.steps.length;
-    const facts = [seconds(run.now), `${run.tokens} tokens`];
+    const facts = [`${run.tokens} tokens`];
     if (run.speed) facts.push(`${run.speed.toFixed(0)} tokens/s`);
     if (calls) facts.push(`${calls} calls`);
     if (run.perCall && run.expectedPerCall) {
@@ -52,8 +58,6 @@ export class Answer {
     const fell = typeof fallbacks === "object" && fallbacks ? Object.keys(fallbacks).join("; ") : fallbacks;
     if (fell) facts.push(`drafting stopped: ${fell}`);
     if (reason) facts.push(reason);
-    return facts.join(" · ");
+    return facts;
   }
 }
-
-export const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(1)} s`;

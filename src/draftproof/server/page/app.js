@@ -69,6 +69,7 @@ async function busy(made, work) {
     clearInterval(clock);
     stopping = null;
     setBusy(false);
+    follow();
   }
 }
 

@@ -3,7 +3,7 @@
 import { svg } from "./dom.js";
 
 const HEIGHT = 148;
-const BOX = { left: 34, right: 10, top: 10, bottom: 24 };
+const BOX = { left: 38, right: 10, top: 10, bottom: 24 };
 
 /** Draws what it is given once per frame at most, and again when its width changes. */
 export class Chart {
@@ -143,7 +143,7 @@ class Frame {
   }
 
   empty(words) {
-    return svg("text", { class: "middle empty", x: (BOX.left + this.width - BOX.right) / 2, y: HEIGHT / 2 - 4 }, words);
+    return svg("text", { class: "middle empty", x: (BOX.left + this.width - BOX.right) / 2, y: 0.28 * HEIGHT }, words);
   }
 }
 

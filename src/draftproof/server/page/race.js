@@ -3,7 +3,7 @@
 // They are written one after the other, so that neither slows the other down, and each has its own clock. The replay
 // then shows both at once, at the speed at which they came.
 
-import { Answer, seconds } from "./answer.js";
+import { Answer } from "./answer.js";
 import { element } from "./dom.js";
 import { TokenText } from "./tokens.js";
 
@@ -56,26 +56,24 @@ export class Race {
 
 async function replayed(answer, title) {
   const { run, clock } = answer;
-  const summary = clock.textContent;
+  const summary = [...clock.childNodes];
   const shown = answer.tokens.element;
-  const spans = [...shown.children];
+  const nodes = [...shown.childNodes];
   const first = run.arrivals[0]?.[0] ?? 0;
   const stage = new TokenText(title).element;
   shown.replaceWith(stage);
   answer.element.classList.add("writing");
   const started = performance.now();
-  let next = 0;
-  while (next < spans.length) {
+  while (nodes.length) {
     const time = performance.now() - started + first;
     const tokens = run.arrivals.findLast(([then]) => then <= time)?.[1] ?? 0;
-    const until = time >= run.arrivals.at(-1)[0] ? spans.length : Math.min(tokens, spans.length);
-    stage.append(...spans.slice(next, until));
-    next = Math.max(next, until);
-    clock.textContent = `${seconds(time - first)} · ${tokens} tokens`;
+    const all = time >= run.arrivals.at(-1)[0];
+    while (nodes.length && (all || stage.childElementCount < tokens)) stage.append(nodes.shift());
+    answer.tell(time - first, [`${tokens} tokens`]);
     await new Promise(requestAnimationFrame);
   }
   answer.element.classList.remove("writing");
-  shown.append(...spans);
+  shown.append(...stage.childNodes);
   stage.replaceWith(shown);
-  clock.textContent = summary;
+  clock.replaceChildren(...summary);
 }

@@ -40,10 +40,12 @@ export class TokenText {
 
   show(text, token) {
     const kind = token.kind in KINDS ? token.kind : "plain";
-    const first = !this.element.firstChild;
-    const span = element("span", { class: `token ${kind}`, tabindex: first ? "0" : "-1" }, text);
+    const first = !this.element.firstElementChild;
+    const [, space, word] = text.match(/^(\s*)([^]*)$/); // the space before a word is not underlined
+    const shape = word ? kind : /\n/.test(text) ? `${kind} break` : kind;
+    const span = element("span", { class: `token ${shape}`, tabindex: first ? "0" : "-1" }, word || text);
     facts.set(span, { ...token, kind, text });
-    this.element.append(span);
+    this.element.append(...(word && space ? [space, span] : [span]));
   }
 }
 
