@@ -4,14 +4,14 @@ import { element } from "./dom.js";
 import { Run } from "./run.js";
 import { TokenText } from "./tokens.js";
 
-const FINISHES = { stop: "finished", length: "stopped at max tokens", context: "the context is full" };
+const FINISHES = { stop: "finished", length: "stopped at the limit", abort: "ended by the server", error: "failed" };
 
 export class Answer {
   constructor(label, speculates) {
     this.speculates = speculates;
     this.run = null; // from when it is asked for
     this.tokens = new TokenText(label);
-    this.clock = element("p", { class: "clock" }, "");
+    this.clock = element("p", { class: "clock" });
     this.element = element("div", { class: "answer", "aria-busy": "true" }, [this.tokens.element, this.clock]);
   }
 
@@ -27,7 +27,6 @@ export class Answer {
 
   /** End it: for a reason of ours, or the server's. */
   end(reason = "") {
-    if (!this.run) return;
     this.run.end();
     this.element.classList.remove("writing");
     this.element.setAttribute("aria-busy", "false");
@@ -42,7 +41,7 @@ export class Answer {
   /** Set the clock, and what stands beside it. */
   tell(milliseconds, facts) {
     const time = element("b", {}, `${(milliseconds / 1000).toFixed(1)} s`);
-    this.clock.replaceChildren(time, ` · ${facts.join(" · ")}`);
+    this.clock.replaceChildren(time, element("span", {}, facts.join(" · ")));
   }
 
   summary(reason) {

@@ -16,18 +16,20 @@ const charts = {
   acceptance: new Chart($("acceptance"), drawAcceptance),
   speed: new Chart($("speed"), drawSpeed),
 };
+const inspector = new Inspector($("turns"), $("inspector"));
 const last = { with: null, without: null }; // the last run of each
 let turns = []; // the conversation as messages
 let stopping = null; // AbortController of what is being written
 let stats = null;
+let atEnd = true; // the reader has not scrolled away from the end of the text
 
 // Measurements
 
-function draw(run) {
-  charts.calls.show(run ?? last.with);
+function draw() {
+  charts.calls.show(last.with ?? last.without);
   charts.speed.show(last);
-  const mine = (run ?? last.with)?.acceptance ?? [];
-  const all = (stats?.acceptance ?? []).map((measured, i) => ({ measured, expected: stats.expected?.[i] }));
+  const mine = last.with?.acceptance ?? [];
+  const all = stats?.positions ?? [];
   charts.acceptance.show(mine.length ? mine : all);
   $("acceptance-of").textContent = mine.length || !all.length ? "" : "(all requests of this server)";
 }
@@ -36,12 +38,12 @@ function draw(run) {
 
 async function write(answer) {
   answer.begin();
-  last[answer.speculates ? "with" : "without"] = answer.run;
   const reading = { key: settings.key, signal: stopping.signal };
   try {
     for await (const chunk of stream(settings.body(turns, answer.speculates), reading)) {
       answer.add(chunk);
-      draw(answer.speculates ? answer.run : last.with);
+      if (answer.run.tokens) last[answer.speculates ? "with" : "without"] = answer.run;
+      draw();
       follow();
     }
     answer.end();
@@ -87,8 +89,12 @@ function ask(made, work) {
   follow(true);
   return busy(made, work).then(() => {
     const written = (made.answer ?? made).tokens.text;
-    if (written) talk.push({ role: "assistant", content: written });
-    else talk.pop(); // an answer that never came is no part of the conversation
+    if (written) return talk.push({ role: "assistant", content: written });
+    talk.pop(); // a question without an answer goes back into the box
+    turn.remove();
+    $("prompt").value ||= text;
+    grow();
+    $("welcome").hidden = $("turns").querySelector(".turn") !== null;
   });
 }
 
@@ -136,16 +142,22 @@ function setBusy(is) {
   $("stop").disabled = !is;
 }
 
-/** Keep the end of the text in sight, unless the reader has scrolled away from it. */
+/** Keep the end of the text in sight, unless the reader has scrolled away from it or looks at a token. */
 function follow(always = false) {
-  const inner = $("turns").scrollHeight > $("turns").clientHeight + 1;
-  const scroller = inner ? $("turns") : document.scrollingElement;
-  if (!inner && !always) return;
-  const distance = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
-  if (always || distance < 120) {
-    if (inner) scroller.scrollTop = scroller.scrollHeight;
-    else $("composer").scrollIntoView({ block: "nearest" });
-  }
+  atEnd ||= always;
+  if (!atEnd || inspector.token) return;
+  if (hasOwnScroll()) $("turns").scrollTop = $("turns").scrollHeight;
+  else $("composer").scrollIntoView({ block: "end" });
+}
+
+/** On a narrow screen the whole page scrolls. */
+const hasOwnScroll = () => getComputedStyle($("turns")).overflowY !== "visible";
+
+function noteScroll() {
+  const end = hasOwnScroll()
+    ? $("turns").scrollHeight - $("turns").scrollTop - $("turns").clientHeight
+    : $("composer").getBoundingClientRect().bottom - innerHeight;
+  atEnd = Math.abs(end) < 40;
 }
 
 /** The box is as high as what is written in it, up to a limit that the style sets. */
@@ -193,10 +205,11 @@ function start() {
       if (!stopping) send();
     });
   }
-  new Inspector($("turns"), $("inspector"));
+  document.addEventListener("scroll", noteScroll, { capture: true, passive: true });
   new ServerPanel({
     rows: $("rows"), load: $("load"), engine: $("engine"), key: () => settings.key,
     onStats: (news) => {
+      if (stats?.status === "loading" && news.status === "ready") loadModels();
       stats = news;
       if (!stopping) draw();
       for (const [name, value] of [["draft", news.drafter], ["verify", news.verifier]]) {

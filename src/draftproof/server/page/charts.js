@@ -2,7 +2,7 @@
 
 import { svg } from "./dom.js";
 
-const HEIGHT = 148;
+const HEIGHT = 126;
 const BOX = { left: 38, right: 10, top: 10, bottom: 24 };
 
 /** Draws what it is given once per frame at most, and again when its width changes. */
@@ -86,11 +86,12 @@ export function drawSpeed(runs, width) {
   const frame = new Frame(width, [0, longest], [0, niceTop(Math.max(10, ...points.map(([, speed]) => speed)))], "seconds");
   const parts = frame.axes(whole);
   const says = [];
-  for (const [name, words] of [["without", "without speculation"], ["with", "with speculation"]]) {
+  const ends = (name) => lines[name].at(-1)?.[1] ?? -1;
+  for (const [name, other, words] of [["without", "with", "without speculation"], ["with", "without", "with speculation"]]) {
     const line = lines[name];
     if (!line.length) continue;
     const [time, speed] = line.at(-1);
-    parts.push(frame.line(line, name), frame.note(speed.toFixed(0), time, speed));
+    parts.push(frame.line(line, name), frame.note(speed.toFixed(0), time, speed, ends(name) < ends(other)));
     says.push(`${runs[name].speed?.toFixed(0) ?? "no"} tokens per second ${words}`);
   }
   if (!points.length) parts.push(frame.empty("Race draws both"));
@@ -137,9 +138,9 @@ class Frame {
   }
 
   /** A number at the end of a line. */
-  note(text, x, y) {
-    const right = this.x(x) > this.width - 60;
-    return svg("text", { class: `note ${right ? "end" : ""}`, x: this.x(x) + (right ? 0 : 6), y: Math.max(12, this.y(y) - 7) }, text);
+  note(text, x, y, below = false) {
+    const side = this.x(x) > this.width - 40 ? "end" : "middle";
+    return svg("text", { class: `note ${side}`, x: this.x(x), y: Math.max(10, this.y(y) + (below ? 15 : -7)) }, text);
   }
 
   empty(words) {

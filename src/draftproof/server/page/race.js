@@ -34,9 +34,8 @@ export class Race {
 
   /** Write both; `write` writes one answer. */
   async go(write) {
-    for (const { answer } of this.lanes) {
-      await write(answer);
-    }
+    for (const { answer } of this.lanes) answer.clock.textContent = "waits for its turn";
+    for (const { answer } of this.lanes) await write(answer);
     const [fast, slow] = this.lanes.map(({ answer }) => answer.run.speed);
     if (!fast || !slow) return;
     const ratio = fast / slow;

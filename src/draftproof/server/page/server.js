@@ -6,6 +6,13 @@ import { element } from "./dom.js";
 const EVERY = 1000; // milliseconds
 const SQUARES = 64; // rows that are drawn one by one
 
+/** Acceptance by position over all recent requests, measured and expected. */
+function positions(stats) {
+  const measured = stats.acceptance ?? stats.acceptance_by_position ?? [];
+  const expected = stats.expected ?? stats.expected_acceptance_by_position ?? [];
+  return measured.map((share, i) => ({ measured: share, expected: expected[i] }));
+}
+
 export class ServerPanel {
   constructor({ rows, load, engine, key, onStats }) {
     Object.assign(this, { rows, load, engine, key, onStats });
@@ -44,8 +51,9 @@ export class ServerPanel {
     if (typeof speed === "number") facts.push([speed.toFixed(speed < 10 ? 1 : 0), "tokens/s"]);
     if (calls) facts.push([calls.toFixed(2), "tokens/call"]);
     this.load.replaceChildren(...facts.map(([value, name]) => element("span", {}, [element("b", {}, value), ` ${name}`])));
-    const parts = [stats.model, stats.drafter && `drafter ${stats.drafter}`, stats.verifier && `rule ${stats.verifier}`];
+    const { model, draft, drafter = draft, verifier, status } = stats;
+    const parts = [model, drafter && `drafter ${drafter}`, verifier && `rule ${verifier}`, status !== "ready" && status];
     this.engine.textContent = parts.filter(Boolean).join(" · ");
-    this.onStats(stats);
+    this.onStats({ ...stats, drafter, positions: positions(stats) });
   }
 }

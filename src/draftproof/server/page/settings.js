@@ -46,7 +46,7 @@ export class Settings {
     const numbers = given(NUMBERS).map((name) => [name, Number(this.get(name))]);
     const names = given(NAMES).map((name) => [name, this.get(name)]);
     return {
-      model: this.get("model"),
+      ...(this.get("model") ? { model: this.get("model") } : {}),
       messages,
       stream_options: { include_usage: true },
       ...Object.fromEntries(numbers),

@@ -64,7 +64,7 @@ export class Inspector {
     panel.addEventListener("pointerenter", () => clearTimeout(this.timer));
     panel.addEventListener("pointerleave", () => this.closeSoon());
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.close());
-    document.addEventListener("scroll", () => this.close(), { capture: true, passive: true });
+    document.addEventListener("scroll", () => this.token && this.place(this.token), { capture: true, passive: true });
     window.addEventListener("resize", () => this.close());
   }
 
@@ -82,6 +82,7 @@ export class Inspector {
 
   place(token) {
     const [box, panel, gap] = [token.getClientRects()[0] ?? token.getBoundingClientRect(), this.panel, 8];
+    if (box.bottom < 0 || box.top > innerHeight) return this.close();
     const left = Math.min(Math.max(gap, box.left - 12), innerWidth - panel.offsetWidth - gap);
     const below = box.bottom + gap;
     const top = below + panel.offsetHeight < innerHeight - gap ? below : Math.max(gap, box.top - gap - panel.offsetHeight);
