@@ -21,6 +21,7 @@ const last = { with: null, without: null }; // the last run of each
 let turns = []; // the conversation as messages
 let stopping = null; // AbortController of what is being written
 let stats = null;
+let lastTop = 0;
 let atEnd = true; // the reader has not scrolled away from the end of the text
 
 // Measurements
@@ -52,6 +53,7 @@ async function write(answer) {
     throw error;
   } finally {
     draw();
+    follow();
   }
 }
 
@@ -153,11 +155,16 @@ function follow(always = false) {
 /** On a narrow screen the whole page scrolls. */
 const hasOwnScroll = () => getComputedStyle($("turns")).overflowY !== "visible";
 
+/** Text that grows leaves the end behind without the reader's doing, so only a scroll away from it counts. */
 function noteScroll() {
-  const end = hasOwnScroll()
-    ? $("turns").scrollHeight - $("turns").scrollTop - $("turns").clientHeight
+  const own = hasOwnScroll();
+  const top = own ? $("turns").scrollTop : scrollY;
+  const left = own
+    ? $("turns").scrollHeight - top - $("turns").clientHeight
     : $("composer").getBoundingClientRect().bottom - innerHeight;
-  atEnd = Math.abs(end) < 40;
+  if (Math.abs(left) < 40) atEnd = true;
+  else if (top < lastTop || left < 0) atEnd = false;
+  lastTop = top;
 }
 
 /** The box is as high as what is written in it, up to a limit that the style sets. */

@@ -3,6 +3,7 @@
 import { svg } from "./dom.js";
 
 const HEIGHT = 126;
+const FEW = 5; // steps: a position that fewer have tried is drawn faintly
 const BOX = { left: 38, right: 10, top: 10, bottom: 24 };
 
 /** Draws what it is given once per frame at most, and again when its width changes. */
@@ -62,15 +63,16 @@ export function drawAcceptance(positions, width) {
   const frame = new Frame(width, [0.5, slots + 0.5], [0, 1], "position in the draft");
   const parts = frame.axes((value) => `${Math.round(100 * value)}%`, shown.map((_, i) => i + 1));
   const bar = Math.min(26, 0.62 * (frame.x(2) - frame.x(1)));
-  shown.forEach(({ measured, expected }, i) => {
+  shown.forEach(({ measured, expected, tried = Infinity }, i) => {
     const [x, y] = [frame.x(i + 1), frame.y(expected ?? 0)];
     const top = frame.y(measured ?? 0);
+    const faint = tried < FEW ? { opacity: 0.35 } : {};
     parts.push(svg("rect", {
-      class: "bar", x: x - bar / 2, y: top, width: bar, height: Math.max(0, frame.y(0) - top), rx: 2,
+      class: "bar", x: x - bar / 2, y: top, width: bar, height: Math.max(0, frame.y(0) - top), rx: 2, ...faint,
     }));
     if (expected === undefined || expected === null) return;
-    parts.push(svg("line", { class: "expected", x1: x - bar / 2 - 3, x2: x + bar / 2 + 3, y1: y, y2: y }));
-    parts.push(svg("path", { class: "diamond", d: `M ${x} ${y - 4.5} l 4.5 4.5 l -4.5 4.5 l -4.5 -4.5 z` }));
+    parts.push(svg("line", { class: "expected", x1: x - bar / 2 - 3, x2: x + bar / 2 + 3, y1: y, y2: y, ...faint }));
+    parts.push(svg("path", { class: "diamond", d: `M ${x} ${y - 4.5} l 4.5 4.5 l -4.5 4.5 l -4.5 -4.5 z`, ...faint }));
   });
   if (!shown.length) parts.push(frame.empty("appears with the first draft"));
   const says = shown.map(({ measured, expected }, i) =>

@@ -74,15 +74,16 @@ export class Run {
   }
 
   /** For each position of the draft, over the steps that drafted so deep: the share that accepted so many, and the mean
-   * of the probability of that. */
+   * of the probability of that. A step in which the text ended says nothing: what it accepted after the end is not told. */
   get acceptance() {
-    const drafted = this.steps.filter((step) => step.reached?.length);
+    const whole = this.finish === "stop" ? this.steps.slice(0, -1) : this.steps;
+    const drafted = whole.filter((step) => step.reached?.length);
     const deepest = Math.max(0, ...drafted.map((step) => step.reached.length));
     return Array.from({ length: deepest }, (_, i) => {
       const tried = drafted.filter((step) => step.reached.length > i);
       const measured = tried.filter((step) => step.accepted > i).length / tried.length;
       const expected = tried.reduce((sum, step) => sum + step.reached[i], 0) / tried.length;
-      return { measured, expected };
+      return { measured, expected, tried: tried.length };
     });
   }
 }
