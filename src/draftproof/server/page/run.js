@@ -56,7 +56,8 @@ export class Run {
       const [then, before] = this.arrivals[from];
       if (time - then > 150) points.push([(time - this.arrivals[0][0]) / 1000, (1000 * (tokens - before)) / (time - then)]);
     }
-    return points;
+    if (points.length || !this.speed) return points;
+    return [[0, this.speed], [(this.arrivals.at(-1)[0] - this.arrivals[0][0]) / 1000, this.speed]]; // too short for more
   }
 
   get perCall() {

@@ -52,6 +52,7 @@ export class TokenText {
 /** The panel beside the token that is pointed at or has the focus, in all texts inside `root`. */
 export class Inspector {
   constructor(root, panel) {
+    this.root = root;
     this.panel = panel;
     this.token = null;
     const at = (event) => event.target.closest?.(".tokens .token");
@@ -82,7 +83,8 @@ export class Inspector {
 
   place(token) {
     const [box, panel, gap] = [token.getClientRects()[0] ?? token.getBoundingClientRect(), this.panel, 8];
-    if (box.bottom < 0 || box.top > innerHeight) return this.close();
+    const seen = this.root.getBoundingClientRect();
+    if (box.bottom < Math.max(0, seen.top) || box.top > Math.min(innerHeight, seen.bottom)) return this.close();
     const left = Math.min(Math.max(gap, box.left - 12), innerWidth - panel.offsetWidth - gap);
     const below = box.bottom + gap;
     const top = below + panel.offsetHeight < innerHeight - gap ? below : Math.max(gap, box.top - gap - panel.offsetHeight);
@@ -123,8 +125,8 @@ export class Inspector {
 function choose(token) {
   token.parentElement.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
   token.setAttribute("tabindex", "0");
+  token.scrollIntoView({ block: "nearest" }); // before the panel is placed beside it
   token.focus({ preventScroll: true });
-  token.scrollIntoView({ block: "nearest" });
 }
 
 /** The token above or below this one. */
