@@ -66,7 +66,8 @@ def command(*words: str, **environment: str) -> Iterator[tuple[subprocess.Popen[
     with subprocess.Popen(given, env={**os.environ, **environment}, **pipes) as process:
         try:
             line = process.stdout.readline()
-            assert (found := re.search(r"http://127\.0\.0\.1:\d+", line)), line
+            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert found, line
             yield process, found[0]
         finally:
             process.kill()

@@ -12,7 +12,7 @@ from draftproof.draft import Tree
 from draftproof.engine.arguments import RequestSettings, encode, encode_prediction
 from draftproof.engine.messages import template_ids
 from draftproof.errors import DraftproofError
-from draftproof.models.base import default_sampling
+from draftproof.models.base import Model, default_sampling
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling, check_tokens
 from draftproof.server.errors import ApiError, refused
