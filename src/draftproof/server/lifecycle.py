@@ -81,6 +81,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen(2048)  # at once: whoever reads the address may connect before the server accepts
     except (OSError, OverflowError) as error:
         listener.close()
         raise DraftproofError(f"cannot listen at {host}:{port} ({error}): choose another --host or --port") from error

@@ -23,7 +23,7 @@ from draftproof.models.base import Model
 SEEDS = 2**63
 
 
-class Answer(NamedTuple):
+class ChatAnswer(NamedTuple):
     """What the engine wrote, and whether its drafts were tuned by the clock: then the seed does not give it again."""
 
     output: Output
@@ -45,7 +45,7 @@ class ChatSession:
                 f"{conversation.target} has no chat template: continue a text with `draftproof generate` instead"
             )
         self.drafts = self._open(conversation.settings.draft)
-        self.last: Answer | None = None
+        self.last: ChatAnswer | None = None
         self._tuner: Auto | None = None
 
     @property
@@ -91,7 +91,7 @@ class ChatSession:
             return
         settings = self.conversation.settings
         by_clock = settings.seed is None and bool(output.trace.shapes) and settings.verify not in COUPLINGS
-        self.last = Answer(output, by_clock)
+        self.last = ChatAnswer(output, by_clock)
         self.conversation.exchanges = [*earlier, Exchange(text, shown, output.seed, output.finish)]
         if settings.seed is not None:
             self.conversation.settings = dataclasses.replace(settings, seed=(settings.seed + 1) % SEEDS)
