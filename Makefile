@@ -13,6 +13,7 @@ help:  ## this list
 
 demo: .venv/installed  ## write a poem and compare the speed with plain sampling and transformers
 	@$(BIN)/draftproof generate "$(PROMPT)" --dtype int8 --temperature 0.8 --max-new-tokens 120 --compare
+	@echo "next: $(BIN)/draftproof chat, or $(BIN)/draftproof serve and a browser at http://127.0.0.1:8000"
 
 quick: .venv/installed  ## the core's tests, under a minute on two cores
 	@$(BIN)/python -m pytest -n 2 $(CORE) -k "not abstains"
