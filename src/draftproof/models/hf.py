@@ -24,6 +24,8 @@ from draftproof.models.base import ModelFacts
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.masks import Causal, Mask, additive
 from draftproof.models.llama.placement import placed
+from draftproof.models.llama.rebuild import FusedLlama
+from draftproof.models.windows import attention_windows
 
 
 class HFModel:
@@ -44,7 +46,6 @@ class HFModel:
         self.width = int(config.hidden_size)
         self.heads: dict[str, Any] = {}  # drafters that read its hidden states, by name: each is loaded once
         self.kept: dict[str, Any] = {}  # what an engine keeps for the next text; freed with the model
-        self.fused = not isinstance(network, PreTrainedModel)  # rebuilt from our own layers
         self.trims_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
@@ -55,7 +56,8 @@ class HFModel:
         shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
         inner = getattr(config, "intermediate_size", None) or 4 * width
         weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
-        return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if self.fused else 0.1)
+        fused = not isinstance(self.network, PreTrainedModel)  # rebuilt from our own layers
+        return ModelFacts(int(weights), True, device, 0.01 if device == "cuda" else 0.05 if fused else 0.1)
 
     def session(self, rows: int, capacity: int, taps: Sequence[int] = ()) -> HFSession:
         """`taps`: hidden states to keep for a drafter that reads them, as transformers numbers them."""
@@ -171,7 +173,7 @@ class HFSession:
     def _masks(self, tree: Tree, nodes: range, positions: np.ndarray, slots: np.ndarray) -> dict[str, Mask]:
         """What every token of the next call sees, for each kind of attention: a rule, or a mask [B, 1, T, S]."""
         network, windows = self.model.network, self.model.windows
-        if tree.is_chain and self.model.fused and network.device.type == "cpu":
+        if tree.is_chain and isinstance(network, FusedLlama) and network.device.type == "cpu":
             return {kind: Causal(window) for kind, window in windows.items()}
         (rows, width), depth = slots.shape, np.array(tree.depth)
         lead = width - len(nodes)
@@ -210,23 +212,3 @@ def _end_tokens(network: Any, tokenizer: Any) -> tuple[int, ...]:
         return ()
     size = network.config.get_text_config().vocab_size
     return tuple(end for end in (ends if isinstance(ends, list | tuple) else [ends]) if end < size)
-
-
-def attention_windows(network: Any) -> dict[str, int | None]:
-    """Window of each kind of attention in the model (None: unlimited), or an error if it cannot be rolled back."""
-    config = network.config.get_text_config()
-    name = config.model_type
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if getattr(network, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}:
-        raise DraftproofError(
-            f"{name} models keep a recurrent state that cannot be rolled back, so rejected drafts could not be undone: "
-            "choose a model whose layers are all attention"
-        )
-    if network.config.is_encoder_decoder or getattr(config, "alibi", False) or name in ("bloom", "mpt"):
-        raise DraftproofError(f"{name} models are not supported: choose a decoder-only model with position ids")
-    window = getattr(config, "sliding_window", None)
-    if kinds == {"full_attention", "sliding_attention"}:
-        return {"full_attention": None, "sliding_attention": window}
-    if window is None or kinds == {"full_attention"}:
-        return {"full_attention": None}
-    return {"sliding_attention": window}

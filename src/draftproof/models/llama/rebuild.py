@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from draftproof.models.hf import attention_windows
 from draftproof.models.llama.backends.linear import PackedLinear, can_pack
 from draftproof.models.llama.block import Block, Blocks, LayerShape, lay_out
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Mask
 from draftproof.models.llama.rotary import Rotary
+from draftproof.models.windows import attention_windows
 
 FAMILIES = ("llama", "mistral", "qwen2")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the length of the text

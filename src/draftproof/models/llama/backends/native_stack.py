@@ -60,7 +60,9 @@ def _ready(blocks: Any, x: torch.Tensor, call: LayerCall) -> LayerCall:
     if call.placement is not None:
         return native_ops.laid_open(call)
     (batch, tokens, _), shape = x.shape, blocks.shape
-    apart = len(blocks) if tokens > _most(blocks) else 1  # layers that are done before the next part comes can share one
+    apart = (
+        len(blocks) if tokens > _most(blocks) else 1
+    )  # layers that are done before the next part comes can share one
     buffers = x.new_empty((apart, 2, batch, shape.shared, tokens + 1, shape.size))
     layers = [SimpleNamespace(keys=keys, values=values, is_initialized=True) for keys, values in buffers]
     masks = {
