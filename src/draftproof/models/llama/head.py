@@ -60,7 +60,8 @@ class HeadNetwork(nn.Module):
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's hidden states [B, T, taps * width], tap after tap, as states of the head [B, T, width]."""
         taps, width = self.tap_scale.shape
-        each = native_ops.unit_norm(features.reshape(*features.shape[:-1], taps, width), self.config.shape.eps)
+        states = features.reshape(*features.shape[:-1], taps, width)
+        each = native_ops.unit_norm(states, self.config.shape.eps, self.fusion)
         return self.fusion((each * self.tap_scale).flatten(-2))  # type: ignore[no-any-return]
 
     def inputs(self, states: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof import native
+from draftproof.models.llama import ordered
 from draftproof.models.llama.backends import torch_ops
+from draftproof.models.llama.backends.linear import LaidOut
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Causal
 from draftproof.models.llama.placement import PackedSlots, Range
@@ -106,7 +108,9 @@ def norms(*pairs: tuple[nn.Module, torch.Tensor]) -> list[torch.Tensor]:
     return [module(x) for module, x in pairs]
 
 
-def unit_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [B, T, ..., width] divided by its root mean square."""
-    width = x.shape[-1]
-    return native.norm(x, x.new_ones(width), eps) if native.fits(x) else F.rms_norm(x, (width,), eps=eps)
+def unit_norm(x: torch.Tensor, eps: float, layer: nn.Module) -> torch.Tensor:
+    """x [B, T, ..., width] divided by its root mean square, in one order where it is for a layer that needs that."""
+    width, in_order = x.shape[-1], isinstance(layer, LaidOut) and layer.ordered
+    if native.fits(x, None if in_order else native.FEW):
+        return native.norm(x, x.new_ones(width), eps)
+    return ordered.norm(x, x.new_ones(width), eps) if in_order else F.rms_norm(x, (width,), eps=eps)
