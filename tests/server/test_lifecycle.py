@@ -66,13 +66,14 @@ def command(*words: str, **environment: str) -> Iterator[tuple[subprocess.Popen[
     with subprocess.Popen(given, env={**os.environ, **environment}, **pipes) as process:
         try:
             line = process.stdout.readline()
-            assert (found := re.search(r"http://127\.0\.0\.1:\d+", line)), line
+            found = re.search(r"http://127\.0\.0\.1:\d+", line)
+            assert found, line
             yield process, found[0]
         finally:
             process.kill()
 
 
-def test_sigterm_lets_texts_finish_and_a_second_signal_does_not():
+def test_sigterm_lets_texts_finish():
     with command("--grace", "60", "--length", "8000", DRAFTPROOF_API_KEY="key") as (process, url):
         assert process.stdout.readline().startswith(f"curl {url}/v1/chat/completions ")
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer key"}, timeout=60) as client:
