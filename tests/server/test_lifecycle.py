@@ -73,7 +73,7 @@ def command(*words: str, **environment: str) -> Iterator[tuple[subprocess.Popen[
             process.kill()
 
 
-def test_sigterm_lets_texts_finish_and_a_second_signal_does_not():
+def test_sigterm_lets_texts_finish():
     with command("--grace", "60", "--length", "8000", DRAFTPROOF_API_KEY="key") as (process, url):
         assert process.stdout.readline().startswith(f"curl {url}/v1/chat/completions ")
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer key"}, timeout=60) as client:
