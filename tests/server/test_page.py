@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -32,9 +33,22 @@ def server() -> Iterator[str]:
         try:
             assert process.stdout is not None
             found = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))
+            wait_until_ready(found[0])
             yield found[0]
         finally:
             process.kill()
+
+
+def wait_until_ready(address: str) -> None:
+    """Wait until the model is loaded."""
+    until = time.monotonic() + 120
+    while True:
+        try:
+            urllib.request.urlopen(f"{address}/health").close()
+            return
+        except OSError:  # it does not listen yet, or answers 503
+            assert time.monotonic() < until, f"the server at {address} is not ready"
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +91,15 @@ def page(visit) -> Any:
     return visit()
 
 
+@pytest.fixture(scope="module")
+def scripts(browser, server) -> Iterator[Any]:
+    """A page whose modules are imported and called by themselves."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server)
+        yield page
+
+
 def ask(page: Any, prompt: str, **settings: str) -> None:
     """Write a message with these settings and press Enter."""
     if not page.locator("#controls").is_visible():
@@ -105,7 +128,9 @@ def completed(server: str, body: dict[str, Any]) -> str:
     """The same text from the server, without the page."""
     body = {name: value for name, value in body.items() if not name.startswith("stream")}
     headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{server}/v1/chat/completions", json.dumps(body).encode(), headers)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{server}/v1/chat/completions", json.dumps(body).encode(), headers)
+    ) as answer:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
@@ -195,7 +220,9 @@ def test_controls_reach_the_server(page):
 
 def test_the_key_stays_in_the_tab(page):
     headers: list[str | None] = []
-    page.on("request", lambda asked: headers.append(asked.headers.get("authorization")) if asked.method == "POST" else None)
+    page.on(
+        "request", lambda asked: headers.append(asked.headers.get("authorization")) if asked.method == "POST" else None
+    )
     ask(page, MIXED, key="secret", max_tokens="3")
     answered(page)
     assert headers == ["Bearer secret"]
@@ -235,7 +262,7 @@ def test_stop(page, server):
     ask(page, LOOPS, temperature="0", max_tokens="1800")
     page.locator(".tokens .token").nth(5).wait_for()
     page.click("#stop")
-    assert "stopped" in answered(page).locator(".clock").text_content()
+    assert answered(page).locator(".clock").text_content().endswith("· stopped")
     page.locator("#load", has_text="0/4 rows").wait_for()  # the server has given its row back
     assert page.locator("#send").is_enabled()
     assert page.locator("#stop").is_disabled()
@@ -262,6 +289,33 @@ def test_a_server_that_is_gone(page):
     assert page.input_value("#prompt") == MIXED
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("", "The connection was lost before the text ended."),
+        ('data: {"error": {"message": "the model\\nfailed"}}\n\n', "the model failed"),
+    ],
+)
+def test_a_stream_that_breaks_off(page, end, told):
+    begun = 'data: {"choices": [{"index": 0, "delta": {"content": "Once"}}]}\n\n'
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=begun + end)
+    )
+    ask(page, MIXED)
+    page.locator("#error", has_text=told).wait_for()
+    answer = answered(page)
+    assert answer.locator(".tokens").text_content() == "Once"
+    assert "failed" in answer.locator(".clock").text_content()
+
+
+def test_a_key_that_is_missing(page):
+    refusal = {"error": {"message": "the API key is missing or wrong"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json=refusal))
+    ask(page, MIXED)
+    page.locator("#error", has_text="needs an API key").wait_for()
+    assert page.evaluate("document.activeElement.name") == "key"
+
+
 def test_curves(page):
     assert page.locator("#calls path").count() == 0
     ask(page, MIXED, seed=SEED, max_tokens="80")
@@ -271,7 +325,9 @@ def test_curves(page):
     assert calls.locator("circle").count() == steps
     assert calls.locator("path.line").count() == 2
     positions = page.locator("#acceptance").get_attribute("aria-label").split("; ")
-    assert page.locator("#acceptance rect.bar").count() == page.locator("#acceptance .diamond").count() == len(positions)
+    assert (
+        page.locator("#acceptance rect.bar").count() == page.locator("#acceptance .diamond").count() == len(positions)
+    )
 
 
 def test_rows_are_shown(page):
@@ -312,21 +368,21 @@ CASES = [  # chunks of (text, texts of tokens), and what is shown as tokens
 
 
 @pytest.mark.parametrize(("chunks", "shown"), CASES)
-def test_tokens_are_placed_in_the_text(page, chunks, shown):
+def test_tokens_are_placed_in_the_text(scripts, chunks, shown):
     script = """async (chunks) => {
         const { TokenText } = await import("/tokens.js");
         const made = new TokenText("test");
         for (const [text, tokens] of chunks) made.add(text, tokens.map((text) => ({ text, kind: "accepted" })));
         return [made.element.textContent, [...made.element.children].map((one) => one.textContent)];
     }"""
-    text, tokens = page.evaluate(script, [[text, list(tokens)] for text, tokens in chunks])
+    text, tokens = scripts.evaluate(script, [[text, list(tokens)] for text, tokens in chunks])
     assert text == "".join(text for text, _ in chunks)
     assert tokens == [one.lstrip() or one for one in shown]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_events_are_read_whatever_their_pieces(page, size):
-    told = 'data: {"é": 1}\r\n\r\n: a comment\n\ndata: two\ndata: lines\n\ndata: [DONE]\n\n'
+def test_events_are_read_whatever_their_pieces(scripts, size):
+    told = 'data: {"é": 1}\r\n\r\ndata:2\r\n\r\n: a comment\n\ndata: two\ndata: lines\n\ndata: [DONE]\n\n'
     script = """async ([bytes, size]) => {
         const { events } = await import("/api.js");
         const stream = new ReadableStream({ start(out) {
@@ -337,7 +393,7 @@ def test_events_are_read_whatever_their_pieces(page, size):
         for await (const data of events(stream)) found.push(data);
         return found;
     }"""
-    assert page.evaluate(script, [list(told.encode()), size]) == ['{"é": 1}', "two\nlines", "[DONE]"]
+    assert scripts.evaluate(script, [list(told.encode()), size]) == ['{"é": 1}', "2", "two\nlines", "[DONE]"]
 
 
 def test_light_and_dark(visit):

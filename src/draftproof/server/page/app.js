@@ -131,7 +131,8 @@ function clear() {
 // The page around it
 
 function say(message, status) {
-  $("error").textContent = message;
+  const needsKey = status === 401 && !settings.key;
+  $("error").textContent = needsKey ? "This server needs an API key: give it in the settings." : message;
   $("error").hidden = !message;
   if (status === 401 || status === 403) {
     $("settings").open = true;
