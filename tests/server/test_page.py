@@ -262,6 +262,7 @@ def test_stop(page, server):
     ask(page, LOOPS, temperature="0", max_tokens="1800")
     page.locator(".tokens .token").nth(5).wait_for()
     page.click("#stop")
+    page.locator("#prompt:focus").wait_for()  # a button that is disabled would lose the focus to nowhere
     assert answered(page).locator(".clock").text_content().endswith("· stopped")
     page.locator("#load", has_text="0/4 rows").wait_for()  # the server has given its row back
     assert page.locator("#send").is_enabled()

@@ -140,9 +140,12 @@ function say(message, status) {
   }
 }
 
+/** A button that can no longer be pressed hands its focus on. */
 function setBusy(is) {
+  const focused = document.activeElement;
   for (const id of ["send", "race"]) $(id).disabled = is;
   $("stop").disabled = !is;
+  if (focused.disabled) $(is ? "stop" : "prompt").focus();
 }
 
 /** Keep the end of the text in sight, unless the reader has scrolled away from it or looks at a token. */
