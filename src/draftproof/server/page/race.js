@@ -15,7 +15,7 @@ export class Race {
       name, title, answer: new Answer(title, speculates),
     }));
     this.verdict = element("p", { class: "verdict" }, "");
-    this.again = element("button", { type: "button", hidden: "" }, "Replay at once");
+    this.again = element("button", { type: "button", hidden: "" }, "Replay together");
     this.again.addEventListener("click", () => this.replay());
     this.element = element("div", { class: "race" }, [
       element("div", { class: "lanes" }, this.lanes.map(({ name, title, answer }) =>
