@@ -37,8 +37,8 @@ FIGURES = (figure, figure_limits)  # of numbers that the library computes
 PICTURES = (picture_text, picture_speed)  # of recorded rows
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
 PAGES = (
-    "how-it-works python command-line chat server models troubleshooting sampling drafters algorithms metrics exactness "
-    "audit limits acceptance performance kernels architecture files"
+    "how-it-works python command-line chat server models troubleshooting sampling drafters algorithms metrics "
+    "exactness audit limits acceptance performance kernels architecture files"
 )
 READING_ORDER = tuple(f"{name}.md" for name in PAGES.split())  # as in mkdocs.yml
 SHAPES = {

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -32,9 +33,22 @@ def server() -> Iterator[str]:
         try:
             assert process.stdout is not None
             found = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))
+            wait_until_ready(found[0])
             yield found[0]
         finally:
             process.kill()
+
+
+def wait_until_ready(address: str) -> None:
+    """Wait until the model is loaded."""
+    until = time.monotonic() + 120
+    while True:
+        try:
+            urllib.request.urlopen(f"{address}/health").close()
+            return
+        except OSError:  # it does not listen yet, or answers 503
+            assert time.monotonic() < until, f"the server at {address} is not ready"
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +89,15 @@ def visit(browser, server) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def page(visit) -> Any:
     return visit()
+
+
+@pytest.fixture(scope="module")
+def scripts(browser, server) -> Iterator[Any]:
+    """A page whose modules are imported and called by themselves."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server)
+        yield page
 
 
 def ask(page: Any, prompt: str, **settings: str) -> None:
@@ -239,7 +262,8 @@ def test_stop(page, server):
     ask(page, LOOPS, temperature="0", max_tokens="1800")
     page.locator(".tokens .token").nth(5).wait_for()
     page.click("#stop")
-    assert "stopped" in answered(page).locator(".clock").text_content()
+    page.locator("#prompt:focus").wait_for()  # a button that is disabled would lose the focus to nowhere
+    assert answered(page).locator(".clock").text_content().endswith("· stopped")
     page.locator("#load", has_text="0/4 rows").wait_for()  # the server has given its row back
     assert page.locator("#send").is_enabled()
     assert page.locator("#stop").is_disabled()
@@ -264,6 +288,33 @@ def test_a_server_that_is_gone(page):
     ask(page, MIXED)
     page.locator("#error", has_text="does not answer").wait_for()
     assert page.input_value("#prompt") == MIXED
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("", "The connection was lost before the text ended."),
+        ('data: {"error": {"message": "the model\\nfailed"}}\n\n', "the model failed"),
+    ],
+)
+def test_a_stream_that_breaks_off(page, end, told):
+    begun = 'data: {"choices": [{"index": 0, "delta": {"content": "Once"}}]}\n\n'
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=begun + end)
+    )
+    ask(page, MIXED)
+    page.locator("#error", has_text=told).wait_for()
+    answer = answered(page)
+    assert answer.locator(".tokens").text_content() == "Once"
+    assert "failed" in answer.locator(".clock").text_content()
+
+
+def test_a_key_that_is_missing(page):
+    refusal = {"error": {"message": "the API key is missing or wrong"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json=refusal))
+    ask(page, MIXED)
+    page.locator("#error", has_text="needs an API key").wait_for()
+    assert page.evaluate("document.activeElement.name") == "key"
 
 
 def test_curves(page):
@@ -318,21 +369,21 @@ CASES = [  # chunks of (text, texts of tokens), and what is shown as tokens
 
 
 @pytest.mark.parametrize(("chunks", "shown"), CASES)
-def test_tokens_are_placed_in_the_text(page, chunks, shown):
+def test_tokens_are_placed_in_the_text(scripts, chunks, shown):
     script = """async (chunks) => {
         const { TokenText } = await import("/tokens.js");
         const made = new TokenText("test");
         for (const [text, tokens] of chunks) made.add(text, tokens.map((text) => ({ text, kind: "accepted" })));
         return [made.element.textContent, [...made.element.children].map((one) => one.textContent)];
     }"""
-    text, tokens = page.evaluate(script, [[text, list(tokens)] for text, tokens in chunks])
+    text, tokens = scripts.evaluate(script, [[text, list(tokens)] for text, tokens in chunks])
     assert text == "".join(text for text, _ in chunks)
     assert tokens == [one.lstrip() or one for one in shown]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_events_are_read_whatever_their_pieces(page, size):
-    told = 'data: {"é": 1}\r\n\r\n: a comment\n\ndata: two\ndata: lines\n\ndata: [DONE]\n\n'
+def test_events_are_read_whatever_their_pieces(scripts, size):
+    told = 'data: {"é": 1}\r\n\r\ndata:2\r\n\r\n: a comment\n\ndata: two\ndata: lines\n\ndata: [DONE]\n\n'
     script = """async ([bytes, size]) => {
         const { events } = await import("/api.js");
         const stream = new ReadableStream({ start(out) {
@@ -343,7 +394,7 @@ def test_events_are_read_whatever_their_pieces(page, size):
         for await (const data of events(stream)) found.push(data);
         return found;
     }"""
-    assert page.evaluate(script, [list(told.encode()), size]) == ['{"é": 1}', "two\nlines", "[DONE]"]
+    assert scripts.evaluate(script, [list(told.encode()), size]) == ['{"é": 1}', "2", "two\nlines", "[DONE]"]
 
 
 def test_light_and_dark(visit):

@@ -12,11 +12,17 @@ export class Answer {
     this.run = null; // from when it is asked for
     this.tokens = new TokenText(label);
     this.clock = element("p", { class: "clock" });
-    this.element = element("div", { class: "answer", "aria-busy": "true" }, [this.tokens.element, this.clock]);
+    this.element = element("div", { class: "answer", "aria-busy": "false" }, [this.tokens.element, this.clock]);
+  }
+
+  /** It is not being written, and this is why. */
+  wait(reason) {
+    this.clock.textContent = reason;
   }
 
   begin() {
     this.run = new Run(this.speculates);
+    this.element.setAttribute("aria-busy", "true");
     this.element.classList.add("writing");
   }
 

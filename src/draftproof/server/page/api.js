@@ -19,12 +19,17 @@ export async function* stream(body, { key, signal }) {
   const headers = { "Content-Type": "application/json", ...authorization(key) };
   const request = { method: "POST", headers, body: JSON.stringify({ ...body, stream: true }), signal };
   const response = await reach(address("v1/chat/completions"), request);
-  for await (const data of events(response.body)) {
-    if (data === "[DONE]") return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new ServerError(oneLine(chunk.error.message ?? chunk.error));
-    yield chunk;
+  try {
+    for await (const data of events(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ServerError(oneLine(chunk.error.message ?? chunk.error));
+      yield chunk;
+    }
+  } catch (error) {
+    if (error.name === "AbortError" || error instanceof ServerError) throw error;
   }
+  throw new ServerError("The connection was lost before the text ended.");
 }
 
 /** The data of each server-sent event of a stream of bytes. */

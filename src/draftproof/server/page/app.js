@@ -131,7 +131,8 @@ function clear() {
 // The page around it
 
 function say(message, status) {
-  $("error").textContent = message;
+  const needsKey = status === 401 && !settings.key;
+  $("error").textContent = needsKey ? "This server needs an API key: give it in the settings." : message;
   $("error").hidden = !message;
   if (status === 401 || status === 403) {
     $("settings").open = true;
@@ -139,9 +140,12 @@ function say(message, status) {
   }
 }
 
+/** A button that can no longer be pressed hands its focus on. */
 function setBusy(is) {
+  const focused = document.activeElement;
   for (const id of ["send", "race"]) $(id).disabled = is;
   $("stop").disabled = !is;
+  if (focused.disabled) $(is ? "stop" : "prompt").focus();
 }
 
 /** Keep the end of the text in sight, unless the reader has scrolled away from it or looks at a token. */

@@ -15,7 +15,7 @@ export class Race {
       name, title, answer: new Answer(title, speculates),
     }));
     this.verdict = element("p", { class: "verdict" }, "");
-    this.again = element("button", { type: "button", hidden: "" }, "Replay at once");
+    this.again = element("button", { type: "button", hidden: "" }, "Replay together");
     this.again.addEventListener("click", () => this.replay());
     this.element = element("div", { class: "race" }, [
       element("div", { class: "lanes" }, this.lanes.map(({ name, title, answer }) =>
@@ -34,8 +34,13 @@ export class Race {
 
   /** Write both; `write` writes one answer. */
   async go(write) {
-    for (const { answer } of this.lanes) answer.clock.textContent = "waits for its turn";
-    for (const { answer } of this.lanes) await write(answer);
+    const answers = this.lanes.map(({ answer }) => answer);
+    for (const answer of answers) answer.wait("waits for its turn");
+    try {
+      for (const answer of answers) await write(answer);
+    } finally {
+      for (const answer of answers) if (!answer.run) answer.wait("not written");
+    }
     const [fast, slow] = this.lanes.map(({ answer }) => answer.run.speed);
     if (!fast || !slow) return;
     const ratio = fast / slow;

@@ -188,7 +188,7 @@ function alternative(text, logprob, drawn) {
 const chance = (logprob) => (logprob === null || logprob === undefined ? 0 : Math.exp(logprob));
 
 function percent(logprob) {
-  if (logprob === null || logprob === undefined) return "–";
+  if (logprob === null || logprob === undefined) return "none";
   const share = 100 * Math.exp(logprob);
   if (share > 99.95 && share < 100) return "> 99.9%";
   return share < 0.01 ? "< 0.01%" : `${share.toFixed(share < 1 ? 2 : 1)}%`;
