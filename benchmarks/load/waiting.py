@@ -16,24 +16,7 @@ from benchmarks.load.process import ServerProcess, serving
 from benchmarks.load.storm import CHAT, COMPLETIONS
 from draftproof.prompts import PROMPTS
 
-WORDS = [
-    "sea",
-    "light",
-    "keeper",
-    "letter",
-    "window",
-    "north",
-    "river",
-    "stone",
-    "paper",
-    "garden",
-    "winter",
-    "train",
-    "bread",
-    "music",
-    "forest",
-    "glass",
-]
+WORDS = ("sea", "light", "keeper", "letter", "window", "north", "river", "stone", "paper", "garden", "winter", "train")
 OTHERS = 4  # clients that read while something else happens
 
 
