@@ -29,7 +29,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service, key: str | None, public: frozenset[str]) -> None:
         """`public` are the paths that need no key."""
-        self._app, self._service, self._key, self._public = app, service, key, public
+        self._app, self._service, self._public = app, service, public
+        self._key = None if key is None else key.strip().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,7 +65,7 @@ class Gate:
         if self._key is None or scope["path"] in self._public:
             return
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._key.encode()):
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
             raise ApiError(
                 401,
                 "the API key is missing or wrong: send it as Authorization: Bearer KEY",
