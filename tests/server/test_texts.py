@@ -9,6 +9,8 @@ import pytest
 
 from draftproof import Sampling, generate
 from draftproof.audit.collect import endpoint
+from draftproof.server.protocol import CompletionBody
+from draftproof.server.texts import ServedModel, completion_request
 from tests.support.serving import DRAFT, serving, tiny
 
 PROMPT = "Once upon a time"
@@ -65,6 +67,13 @@ def test_sampling_controls_reach_the_engine(server, given, sampling):
     expected = ours(chat=False, sampling=Sampling(**(sampling or given)))
     assert answer["choices"][0]["text"] == expected.text
     assert answer["usage"]["completion_tokens"] == len(expected.tokens)
+
+
+def test_a_top_k_of_the_whole_vocabulary_sorts_nothing():
+    """It is off: otherwise every law would be sorted for nothing."""
+    model = ServedModel("tiny", tiny(), rows=1, length=64)
+    body = CompletionBody(prompt=PROMPT, top_k=tiny().vocabulary)
+    assert completion_request(body, model).settings[0]["sampling"].top_k == 0
 
 
 def test_samples_and_lists_of_prompts(client):

@@ -233,7 +233,7 @@ def _sampling(body: TextBody, model: ServedModel) -> Sampling:
         value = getattr(body, name)
         if value is None:
             continue
-        if name == "top_k" and value == -1:  # vLLM's way to say: off
+        if name == "top_k" and (value == -1 or value >= model.target.vocabulary):  # vLLM's ways to say: off
             value = 0
         if name == "logit_bias":
             value = _bias(value)
