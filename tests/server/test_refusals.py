@@ -44,6 +44,7 @@ REFUSED = [
     ("completions", {"logprobs": 1, "echo": True}, "echo"),
     ("completions", {"stream_options": {"include_usage": True}}, "stream_options"),
     ("completions", {"skip_special_tokens": False}, "skip_special_tokens"),
+    ("completions", {"samplers": ["top_k", "temperature"]}, "samplers"),
     ("completions", {"store": True}, "store"),
     ("completions", {"draftproof": {"draft": "/etc"}}, "draftproof.draft"),
     ("completions", {"draftproof": {"draft": "ngram|org/model"}}, "draftproof.draft"),

@@ -8,6 +8,9 @@ import json
 import pytest
 
 from draftproof import Sampling, generate
+from draftproof.audit.collect import endpoint
+from draftproof.server.protocol import CompletionBody
+from draftproof.server.texts import ServedModel, completion_request
 from tests.support.serving import DRAFT, serving, tiny
 
 PROMPT = "Once upon a time"
@@ -64,6 +67,13 @@ def test_sampling_controls_reach_the_engine(server, given, sampling):
     expected = ours(chat=False, sampling=Sampling(**(sampling or given)))
     assert answer["choices"][0]["text"] == expected.text
     assert answer["usage"]["completion_tokens"] == len(expected.tokens)
+
+
+def test_a_top_k_of_the_whole_vocabulary_sorts_nothing():
+    """It is off: otherwise every law would be sorted for nothing."""
+    model = ServedModel("tiny", tiny(), rows=1, length=64)
+    body = CompletionBody(prompt=PROMPT, top_k=tiny().vocabulary)
+    assert completion_request(body, model).settings[0]["sampling"].top_k == 0
 
 
 def test_samples_and_lists_of_prompts(client):
@@ -166,6 +176,19 @@ def test_bytes_of_a_character_in_several_tokens(server):
     assert len(snowman) > 1
     words = server.service.loaded.words
     assert b"".join(bytes(words.utf8(token)) for token in snowman).decode() == "\u2603"
+
+
+def test_logprobs_name_tokens_by_id_if_asked(server):
+    body = {"prompt": PROMPT, "max_tokens": 8, "seed": 1, "logprobs": 1, "return_tokens_as_token_ids": True}
+    found = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    assert found["tokens"] == [f"token_id:{token}" for token in ours(chat=False, max_new_tokens=8).tokens]
+    assert all(name in top for name, top in zip(found["tokens"], found["top_logprobs"], strict=True))
+
+
+def test_transcripts_are_collected_from_the_server(server):
+    prompt = tuple(tiny().tokenizer(PROMPT)["input_ids"])
+    found = list(endpoint(f"{server.url}/v1", "tiny", tiny(), [prompt], Sampling(), samples=2, max_new_tokens=8))
+    assert [(one.prompt, len(one.output), one.retokenised) for one in found] == [(prompt, 8, False)] * 2
 
 
 def test_completion_logprobs_have_offsets(client):

@@ -159,10 +159,10 @@ class Answer:
             ]
             return {"content": content, "refusal": None}
         return {
-            "tokens": [self.words.text(one.token) for _, one in known],
+            "tokens": [self._name(one.token) for _, one in known],
             "token_logprobs": [max(one.logprob, NEVER) for _, one in known],
             "top_logprobs": [
-                {self.words.text(token): max(logprob, NEVER) for token, logprob in (*one.top[:top], one[:2])}
+                {self._name(token): max(logprob, NEVER) for token, logprob in (*one.top[:top], one[:2])}
                 for _, one in known
             ],
             "text_offset": [row.start for row, _ in known],
@@ -170,10 +170,13 @@ class Answer:
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": self.words.text(token),
+            "token": self._name(token),
             "logprob": max(logprob, NEVER),
             "bytes": self.words.utf8(token),
         }
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self.request.names_ids else self.words.text(token)
 
     def _details(self, part: Part) -> dict[str, Any]:
         return {"tokens": [self._detail(row) for row in part.tokens]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 
@@ -16,8 +16,15 @@ def _refuse(value: Any) -> None:
         raise PydanticCustomError("unsupported", "this parameter is not supported: leave it out")
 
 
+def _check_order(names: list[str]) -> list[str]:
+    if names != ORDER:
+        raise PydanticCustomError("order", f"controls apply in the order {', '.join(ORDER)}: leave it out")
+    return names
+
+
 Unsupported = Annotated[None, BeforeValidator(_refuse)]  # known to OpenAI's interface; accepted where it asks nothing
 Count = Annotated[int, Field(ge=1)]
+ORDER = ["penalties", "temperature", "top_k", "top_p", "min_p"]  # in which our controls apply, by llama.cpp's names
 TOP = 20  # most alternatives that may be reported for a token
 
 
@@ -103,6 +110,8 @@ class TextBody(Body):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: Annotated[bool | None, Field(description="logprobs name tokens token_id:ID")] = None
+    samplers: Annotated[list[str], AfterValidator(_check_order)] | None = None
     skip_special_tokens: Literal[True] | None = None
     draftproof: Speculation | None = None
     # accepted, without effect

@@ -60,6 +60,7 @@ class TextRequest:
     predicts: bool = False
     echo: tuple[str, ...] = ()  # the prompts as text, where they are part of the answer
     token_ids: bool = False
+    names_ids: bool = False  # logprobs have "token_id:ID" in place of a token's text
     stream: bool = False
     include_usage: bool = False
     asked: float = field(default_factory=time.perf_counter)
@@ -189,6 +190,7 @@ def _request(
         details=special.details,
         predicts=body.prediction is not None,
         token_ids=bool(body.return_token_ids),
+        names_ids=bool(body.return_tokens_as_token_ids),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
@@ -226,7 +228,7 @@ def _sampling(body: TextBody, model: ServedModel) -> Sampling:
         value = getattr(body, name)
         if value is None:
             continue
-        if name == "top_k" and value == -1:  # vLLM's way to say: off
+        if name == "top_k" and (value == -1 or value >= model.target.vocabulary):  # vLLM's ways to say: off
             value = 0
         if name == "logit_bias":
             value = _bias(value)

@@ -1,0 +1,75 @@
+"""A server under load on one machine: a storm of clients, a kill, speed, waiting times, and an audit of its texts.
+
+`python -m benchmarks.server` starts real `draftproof serve` processes, prints what it finds and writes a row for each
+measure to benchmarks/results/server.json. `--only storm kill` chooses measures. Exit status 1: one of them does not
+hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.exactness import audited
+from benchmarks.load.speed import through_server
+from benchmarks.load.survival import after_kill, after_storm
+from benchmarks.load.waiting import long_prompt, never_reading, second_turn
+from draftproof.bench.rows import facts
+
+RESULTS = Path(__file__).parent / "results" / "server.json"
+MEASURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "storm": lambda o: after_storm("tiny", o.requests, o.clients, o.seed),
+    "kill": lambda o: after_kill("tiny", max(o.requests // 4, o.clients), o.clients, o.seed),
+    "speed": lambda o: through_server(o.target, o.dtype, 16, o.tokens, o.rounds, o.seed),
+    "second turn": lambda o: second_turn(o.target, o.dtype, o.rounds, o.history, o.seed),
+    "never reading": lambda o: never_reading(o.target, o.dtype, o.rounds, o.tokens, o.seed),
+    "long prompt": lambda o: long_prompt(o.target, o.dtype, o.rounds, o.prompt, o.seed),
+    "audit, ngram": lambda o: audited("tiny", "ngram", o.audited, o.rows),
+    "audit, prediction": lambda o: audited("tiny", "prediction", o.audited, o.rows),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description=__doc__)
+    parser.add_argument("--only", nargs="*", default=list(MEASURES), choices=list(MEASURES), metavar="MEASURE")
+    parser.add_argument("--requests", type=int, default=2000, help="of the storm, which is warmed up by as many")
+    parser.add_argument("--clients", type=int, default=64, help="of the storm")
+    parser.add_argument("--target", default="smollm2", help="where time is measured")
+    parser.add_argument("--dtype", default="int8", help="of that target")
+    parser.add_argument("--tokens", type=int, default=96, help="of each text where speed is measured")
+    parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken")
+    parser.add_argument("--history", type=int, default=1500, help="tokens of the first turn")
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
+    parser.add_argument("--audited", type=int, default=50_000, help="tokens for each audit")
+    parser.add_argument("--rows", type=int, default=64, help="texts side by side for the audits")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    words = sys.argv[1:]
+    if "--results" in words:  # a place on this machine
+        del words[words.index("--results") : words.index("--results") + 2]
+    where = {**facts("cpu")._asdict(), "command": shlex.join(["python", "-m", "benchmarks.server", *words])}
+    all_hold = True
+    for name in options.only:
+        found = MEASURES[name](options)
+        print(f"{name}: {json.dumps(found, ensure_ascii=False)}", flush=True)
+        loads = [round(load, 1) for load in os.getloadavg()]
+        keep(options.results, name, {**found, "seed": options.seed, "load_average": loads, **where})
+        all_hold &= found["holds"]
+    return 0 if all_hold else 1
+
+
+def keep(results: Path, name: str, row: dict[str, Any]) -> None:
+    """One more row in the file, or a new one in its place."""
+    rows = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    results.write_text(json.dumps({**rows, name: row}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
