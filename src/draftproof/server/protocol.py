@@ -19,6 +19,11 @@ def _refuse(value: Any) -> None:
 Unsupported = Annotated[None, BeforeValidator(_refuse)]  # known to OpenAI's interface; accepted where it asks nothing
 Count = Annotated[int, Field(ge=1)]
 TOP = 20  # most alternatives that may be reported for a token
+# every step looks at these for every token, and one client must not slow the others
+StopText = Annotated[str, Field(max_length=1000)]
+StopTexts = Annotated[list[StopText], Field(max_length=16)]
+TokenIds = Annotated[list[int], Field(max_length=1024)]
+Bias = Annotated[dict[str, float], Field(max_length=1024)]
 
 
 class Body(BaseModel):
@@ -82,9 +87,9 @@ class TextBody(Body):
 
     model: str | None = None
     n: Count | None = None
-    stop: str | list[str] | None = None
+    stop: StopText | StopTexts | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Bias | None = None
     max_tokens: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -101,7 +106,7 @@ class TextBody(Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: Literal[True] | None = None
     draftproof: Speculation | None = None
