@@ -60,8 +60,14 @@ def text_of(choice: dict[str, Any]) -> str:
     return choice.get("text") or inner.get("content") or ""
 
 
-async def read(client: httpx.AsyncClient, url: str, body: dict[str, Any], chunks: int | None = None) -> Stream:
-    """Read a stream to its end, or go away after some chunks."""
+async def read(
+    client: httpx.AsyncClient,
+    url: str,
+    body: dict[str, Any],
+    chunks: int | None = None,
+    leave: asyncio.Event | None = None,
+) -> Stream:
+    """Read a stream to its end, or go away after some chunks, or when told to."""
     arrivals: list[tuple[float, str]] = []
     is_done = False
     async with client.stream("POST", url, json={**body, "stream": True}, timeout=TIMEOUT) as answer:
@@ -72,7 +78,7 @@ async def read(client: httpx.AsyncClient, url: str, body: dict[str, Any], chunks
                 is_done = True
             elif line:
                 arrivals.append((time.perf_counter(), line.removeprefix("data: ")))
-            if chunks is not None and len(arrivals) >= chunks:
+            if (chunks is not None and len(arrivals) >= chunks) or (leave is not None and leave.is_set()):
                 break
     found = [Arrival(at, json.loads(line)) for at, line in arrivals]  # later, as this takes the server's time too
     errors = [arrival.chunk for arrival in found if "error" in arrival.chunk]

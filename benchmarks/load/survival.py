@@ -72,7 +72,7 @@ def after_kill(target: str, requests: int, clients: int, seed: int) -> dict[str,
 
 
 async def _killed(server: ServerProcess, planned: Any, clients: int) -> tuple[list[Any], int]:
-    """The endings of a storm whose server is killed once a quarter of its tokens could have been written."""
+    """The endings of a storm whose server is killed once it has written a token for each request."""
     storming = asyncio.ensure_future(storm(server.url, planned, clients))
     running = 0
     while not storming.done():
