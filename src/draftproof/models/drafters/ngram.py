@@ -14,6 +14,7 @@ import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.law import Array
+from draftproof.models.drafters.points import each_path, point_laws
 
 
 class NGram:
@@ -50,21 +51,11 @@ class NGramSession:
         self.followers[target] = dict(self.followers[source])
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
-        guesses = self.guess(tree, tokens, nodes)
-        laws = np.zeros((*guesses.shape, self.model.vocabulary), dtype=np.float32)
-        rows, places = np.nonzero(guesses >= 0)
-        laws[rows, places, guesses[rows, places]] = 1.0
-        return laws
+        return point_laws(self.guess(tree, tokens, nodes), self.model.vocabulary)
 
     def guess(self, tree: Tree, tokens: Array, nodes: range) -> np.ndarray:
         """The guessed tokens [B, len(nodes)]; -1 where there is no guess."""
-        guesses = np.full((len(tokens), len(nodes)), -1, dtype=np.int64)
-        for b, drawn in enumerate(tokens):
-            for i, node in enumerate(nodes):
-                path = [int(drawn[n]) for n in tree.path(node)]
-                if -1 not in path:
-                    guesses[b, i] = self._guess(b, path)
-        return guesses
+        return each_path(tree, tokens, nodes, self._guess)
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
@@ -83,8 +74,8 @@ class NGramSession:
                     followers[tuple(text[-size:])] = int(token)
             text.append(int(token))
 
-    def _guess(self, row: int, path: list[int]) -> int:
-        recent = self.texts[row][-self.model.longest :] + path
+    def _guess(self, row: int, path: Sequence[int]) -> int:
+        recent = [*self.texts[row][-self.model.longest :], *path]
         for size in range(self.model.longest, self.model.shortest - 1, -1):
             if size <= len(recent) and tuple(recent[-size:]) in self.followers[row]:
                 return self.followers[row][tuple(recent[-size:])]

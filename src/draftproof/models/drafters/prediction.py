@@ -15,6 +15,7 @@ import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.law import Array
+from draftproof.models.drafters.points import each_path, point_laws
 
 LONGEST, SHORTEST = 8, 2  # tokens at the end of the text that are looked up
 
@@ -95,30 +96,22 @@ class PredictionSession:
         self.ends[target] = self.ends[source]
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
-        guesses = self.guess(tree, tokens, nodes)
-        laws = np.zeros((*guesses.shape, self.model.vocabulary), dtype=np.float32)
-        rows, places = np.nonzero(guesses >= 0)
-        laws[rows, places, guesses[rows, places]] = 1.0
-        return laws
+        return point_laws(self.guess(tree, tokens, nodes), self.model.vocabulary)
 
     def guess(self, tree: Tree, tokens: Array, nodes: range) -> np.ndarray:
         """The draft tokens [B, len(nodes)]; -1 where the prediction says nothing."""
-        guesses = np.full((len(tokens), len(nodes)), -1, dtype=np.int64)
-        for b, drawn in enumerate(tokens):
-            for i, node in enumerate(nodes):
-                path = [int(drawn[n]) for n in tree.path(node)]
-                expected = self.predictions[b].tokens
-                if expected and -1 not in path:
-                    place = self._follow(b, path)[0]
-                    if place.next < len(expected):
-                        guesses[b, i] = expected[place.next]
-        return guesses
+        return each_path(tree, tokens, nodes, self._guess)
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
             if self.predictions[b].tokens:
                 path = [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
                 self.places[b], self.ends[b] = self._follow(b, path)
+
+    def _guess(self, row: int, path: Sequence[int]) -> int:
+        expected = self.predictions[row].tokens
+        place = self._follow(row, path)[0].next if expected else 0
+        return expected[place] if place < len(expected) else -1
 
     def _follow(self, row: int, path: Sequence[int]) -> tuple[Alignment, tuple[int, ...]]:
         """The place after some more tokens, and the end of the text with them."""
