@@ -7,7 +7,8 @@ import json
 import pytest
 
 import draftproof as dp
-from draftproof.engine.setup import PREFERRED, PREFERRED_ON_GPU, Setup, best_rule
+from draftproof.engine.choices import PREFERRED, PREFERRED_ON_GPU, best_rule
+from draftproof.engine.setup import Setup
 from draftproof.models import load
 from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel

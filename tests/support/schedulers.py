@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 
 import draftproof as dp
+from draftproof.engine.choices import choose_draw
 from draftproof.engine.eager.method import method_of
 from draftproof.engine.eager.stepper import EagerStepper
 from draftproof.engine.graph.runner import GraphKind, GraphStepper
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
-from draftproof.engine.setup import choose_draw
 from draftproof.engine.tuning.tuner import Fixed
 from draftproof.models.table import TableModel
 

@@ -115,7 +115,7 @@ def collect(
     from draftproof.audit import write
     from draftproof.draft import Tree
     from draftproof.engine.arguments import encode
-    from draftproof.engine.setup import best_rule, choose_draw, choose_rule
+    from draftproof.engine.choices import best_rule, choose_draw, choose_rule
     from draftproof.models import load
     from draftproof.noise import check_seed
     from draftproof.prompts import read

@@ -193,7 +193,7 @@ def beside_peers(
 
 def _names(text: str, tree: str, place: str) -> tuple[str, ...]:
     """The rules of these names, so that a wrong one, or one for other trees, fails before a model is loaded."""
-    from draftproof.engine.setup import asked_shape, best_rule, choose_draw, choose_rule
+    from draftproof.engine.choices import asked_shape, best_rule, choose_draw, choose_rule
 
     shape = asked_shape(tree)
     best = best_rule(shape, device=place.partition(":")[0])

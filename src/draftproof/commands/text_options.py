@@ -45,7 +45,7 @@ class TextOptions:
         """Return the options, or raise if one is wrong."""
         from draftproof.draft import Tree
         from draftproof.engine.arguments import check_logprobs, check_text
-        from draftproof.engine.setup import choose_draw, choose_rule
+        from draftproof.engine.choices import choose_draw, choose_rule
         from draftproof.noise import check_seed
         from draftproof.sampling import Sampling
 

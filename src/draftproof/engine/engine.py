@@ -20,10 +20,11 @@ from draftproof.engine.arguments import (
     encode_prediction,
     one_prompt,
 )
+from draftproof.engine.choices import may_temper
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
-from draftproof.engine.setup import Setup, Steppers, may_temper, new_seed
+from draftproof.engine.setup import Setup, Steppers, new_seed
 from draftproof.errors import DraftproofError, whole
 from draftproof.sampling import Sampling
 

@@ -23,10 +23,11 @@ from draftproof.engine.arguments import (
     is_several,
     one_prompt,
 )
+from draftproof.engine.choices import may_temper
 from draftproof.engine.detokenize import Piece
 from draftproof.engine.request import Output, Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
-from draftproof.engine.setup import Setup, may_temper, new_seed
+from draftproof.engine.setup import Setup, new_seed
 from draftproof.engine.tuning import Auto
 from draftproof.errors import whole
 from draftproof.models.base import Model, default_sampling

@@ -17,9 +17,10 @@ import torch
 from transformers import GenerationConfig
 
 from draftproof.draft import Tree
+from draftproof.engine.choices import best_rule, choose_draw, choose_rule, choose_tuner
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler
-from draftproof.engine.setup import Setup, best_rule, choose_draw, choose_rule, choose_tuner
+from draftproof.engine.setup import Setup
 from draftproof.engine.tuning import Fixed
 from draftproof.errors import DraftproofError
 from draftproof.integrations.network_cache import NetworkCache

@@ -10,8 +10,8 @@ from array_api_compat import array_namespace, to_device
 
 from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
+from draftproof.engine.choices import choose_draw
 from draftproof.engine.eager import Guesser, beside
-from draftproof.engine.setup import choose_draw
 from draftproof.law import Array, normalise
 from draftproof.rule import Verifier
 from draftproof.theory import bounds

@@ -278,7 +278,7 @@ def _speculation(given: Speculation, model: ServedModel) -> RequestSettings:
             raise refused("draftproof.draft", f"unknown draft {strange[0]!r}: use {names}, or several of them with |")
         settings["draft"] = given.draft
     if given.verify is not None:
-        from draftproof.engine.setup import choose_rule  # imports torch, for which a starting server does not wait
+        from draftproof.engine.choices import choose_rule  # imports torch, for which a starting server does not wait
 
         try:
             settings["verify"] = choose_rule(given.verify, None).name

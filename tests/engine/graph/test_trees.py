@@ -10,8 +10,9 @@ import torch
 
 import draftproof as dp
 from draftproof import verify
+from draftproof.engine.choices import choose_draw
 from draftproof.engine.graph import runner as fused
-from draftproof.engine.setup import Setup, choose_draw
+from draftproof.engine.setup import Setup
 from draftproof.engine.tuning.shapes import Auto
 from draftproof.engine.tuning.tuner import Fixed
 from draftproof.models.hf import HFModel

@@ -14,7 +14,7 @@ import draftproof as dp
 from draftproof import couple, verify
 from draftproof.commands import cli
 from draftproof.draft import Tree
-from draftproof.engine.setup import choose_rule, choose_tuner
+from draftproof.engine.choices import choose_rule, choose_tuner
 from draftproof.engine.trace import Step, shape_name
 from draftproof.engine.tuning.estimates import Clock, Nominal, Survival, Temper
 from draftproof.engine.tuning.shapes import MOST, PLAIN, Auto, Past, assumed, hope, tuned

@@ -12,10 +12,10 @@ import torch
 import draftproof as dp
 from draftproof import DraftproofError, Tree, verify
 from draftproof.draws import DRAWS
+from draftproof.engine.choices import choose_draw
 from draftproof.engine.eager.propose import by_draw, propose
 from draftproof.engine.eager.rows import Row
 from draftproof.engine.request import SampleKey
-from draftproof.engine.setup import choose_draw
 from draftproof.models import drafter
 from draftproof.models.base import sessions
 from draftproof.models.drafters.head import HeadModel

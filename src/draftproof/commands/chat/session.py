@@ -12,9 +12,9 @@ from draftproof.commands.chat.screen import Screen
 from draftproof.commands.chat.settings import ChatSettings
 from draftproof.commands.text_options import own_controls
 from draftproof.couple import COUPLINGS
+from draftproof.engine.choices import choose_rule, may_temper
 from draftproof.engine.generate import Stream, stream
 from draftproof.engine.request import Output
-from draftproof.engine.setup import choose_rule, may_temper
 from draftproof.engine.tuning import Auto, tuned
 from draftproof.errors import ContextError, DraftproofError
 from draftproof.models import drafter, load

@@ -70,7 +70,7 @@ class ChatSettings:
         own       sampling controls that the model's generation_config.json decides
         """
         from draftproof.draft import Tree
-        from draftproof.engine.setup import choose_draw, choose_rule
+        from draftproof.engine.choices import choose_draw, choose_rule
         from draftproof.noise import check_seed
         from draftproof.sampling import Sampling
 
