@@ -45,7 +45,7 @@ clean:  ## remove the virtual environment, caches and what was built
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing (once; a few minutes)"
 	@$(PIP) torch
-	@$(PIP) -e ".[dev,gpu]"
+	@$(PIP) -e ".[dev,gpu,serve]"
 	@touch $@
 
 .venv/site: .venv/installed

@@ -35,7 +35,7 @@ FIGURES = (figure, figure_limits)  # of numbers that the library computes
 PICTURES = (picture_text, picture_speed)  # of recorded rows
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
 PAGES = (
-    "how-it-works python command-line models sampling drafters algorithms exactness audit limits acceptance "
+    "how-it-works python command-line server models sampling drafters algorithms exactness audit limits acceptance "
     "performance kernels architecture files"
 )
 READING_ORDER = tuple(f"{name}.md" for name in PAGES.split())  # as in mkdocs.yml

@@ -150,6 +150,9 @@ def steppers_are_apart(files: list[File]) -> list[str]:
     return found
 
 
+TOOL_OF = {"serve": "server"}  # commands that are not named like their tool
+
+
 def tools_import_the_engine(files: list[File]) -> list[str]:
     """A tool uses public names of engine's own modules, or what a package inside engine exports, and no other tool.
 
@@ -164,7 +167,8 @@ def tools_import_the_engine(files: list[File]) -> list[str]:
             names += [name for name in file.imports_of(*engine) if name not in public]
             found += [f"{file.path} imports {name}" for name in names]
         if file.path not in FRONT:
-            mine = {file.folder, Path(file.path).stem if file.folder == "commands" else file.folder}
+            stem = Path(file.path).stem
+            mine = {file.folder, TOOL_OF.get(stem, stem) if file.folder == "commands" else file.folder}
             found += [f"{file.path} imports {name}" for folder, name in ours(file) if folder in {*TOOLS} - mine]
     return found
 

@@ -54,7 +54,7 @@ class Running:
         eventually(lambda: not self.service.running and not self.service.line.rows_in_use)
 
 
-def eventually(holds: Callable[[], Any], seconds: float = 20) -> None:
+def eventually(holds: Callable[[], Any], seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, "it has never become true"

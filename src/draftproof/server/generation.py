@@ -47,9 +47,15 @@ class Generation:
         engine = service.loaded.engine
         tickets = service.line.enter(len(request.prompts), request.n)
         service.running.add(self)
-        for number, (ids, settings, ticket) in enumerate(zip(request.prompts, request.settings, tickets, strict=True)):
-            texts = engine.add_request(ids, n=request.n, **settings)
-            self._pending.append(Pending(number, texts, ticket))
+        try:
+            for number, (ids, settings) in enumerate(zip(request.prompts, request.settings, strict=True)):
+                texts = engine.add_request(ids, n=request.n, **settings)
+                self._pending.append(Pending(number, texts, tickets[number]))
+        except BaseException:
+            service.running.discard(self)
+            for ticket in tickets:
+                ticket.leave()
+            raise
         self._tasks = [asyncio.ensure_future(self._follow(pending)) for pending in self._pending]
         self._all = asyncio.ensure_future(self._close())
         self._deadline = asyncio.get_running_loop().call_later(service.limits.timeout, self.abort)

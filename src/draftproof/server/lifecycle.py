@@ -73,6 +73,8 @@ class Process(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket at this address."""
+    if not 0 <= port < 2**16:  # getaddrinfo takes any number, and means another port
+        raise DraftproofError(f"--port must be from 0 to 65535, not {port}")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -81,7 +83,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-    except (OSError, OverflowError) as error:
+        listener.listen()  # clients that come before the server is up wait in line
+    except OSError as error:
         listener.close()
         raise DraftproofError(f"cannot listen at {host}:{port} ({error}): choose another --host or --port") from error
     return listener

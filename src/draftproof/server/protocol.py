@@ -26,6 +26,11 @@ Unsupported = Annotated[None, BeforeValidator(_refuse)]  # known to OpenAI's int
 Count = Annotated[int, Field(ge=1)]
 ORDER = ["penalties", "temperature", "top_k", "top_p", "min_p"]  # in which our controls apply, by llama.cpp's names
 TOP = 20  # most alternatives that may be reported for a token
+# every step looks at these for every token, and one client must not slow the others
+StopText = Annotated[str, Field(max_length=1000)]
+StopTexts = Annotated[list[StopText], Field(max_length=16)]
+TokenIds = Annotated[list[int], Field(max_length=1024)]
+Bias = Annotated[dict[str, float], Field(max_length=1024)]
 
 
 class Body(BaseModel):
@@ -89,9 +94,9 @@ class TextBody(Body):
 
     model: str | None = None
     n: Count | None = None
-    stop: str | list[str] | None = None
+    stop: StopText | StopTexts | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Bias | None = None
     max_tokens: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -108,7 +113,7 @@ class TextBody(Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: Annotated[bool | None, Field(description="logprobs name tokens token_id:ID")] = None
     samplers: Annotated[list[str], AfterValidator(_check_order)] | None = None

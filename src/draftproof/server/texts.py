@@ -185,7 +185,7 @@ def _request(
         **_speculation(special, model),
     }
     if body.prediction is not None:
-        settings["prediction"] = encode_prediction(model.target, body.prediction.text)
+        settings["prediction"] = _prediction(body.prediction.text, model)
     return TextRequest(
         kind,
         prompts,
@@ -199,6 +199,16 @@ def _request(
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
+
+
+def _prediction(text: str, model: ServedModel) -> tuple[int, ...]:
+    try:
+        ids = encode_prediction(model.target, text)
+    except DraftproofError as error:
+        raise refused("prediction", error) from error
+    if len(ids) > model.length:
+        raise refused("prediction", f"the prediction has {len(ids)} tokens: no text here has more than {model.length}")
+    return ids
 
 
 def _room(ids: Sequence[int], model: ServedModel, prompt_name: str, name: str, wanted: int | None) -> int:
