@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.load.exactness import audited
 from benchmarks.load.speed import through_server
 from benchmarks.load.survival import after_kill, after_storm
-from benchmarks.load.waiting import long_prompt, never_reading, second_turn
+from benchmarks.load.waiting import long_prompt, never_reading, second_turn, unread_stream
 from draftproof.bench.rows import facts
 
 RESULTS = Path(__file__).parent / "results" / "server.json"
@@ -29,6 +29,7 @@ MEASURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "speed": lambda o: through_server(o.target, o.dtype, 16, o.tokens, o.rounds, o.seed),
     "second turn": lambda o: second_turn(o.target, o.dtype, o.rounds, o.history, o.seed),
     "never reading": lambda o: never_reading(o.target, o.dtype, o.rounds, o.tokens, o.seed),
+    "unread stream": lambda o: unread_stream("tiny", o.seed),
     "long prompt": lambda o: long_prompt(o.target, o.dtype, o.rounds, o.prompt, o.seed),
     "audit, ngram": lambda o: audited("tiny", "ngram", o.audited, o.rows),
     "audit, prediction": lambda o: audited("tiny", "prediction", o.audited, o.rows),

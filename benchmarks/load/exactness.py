@@ -65,7 +65,7 @@ def _predicted(server: ServerProcess, tokens: int, rows: int) -> list[dict[str, 
     while sum(len(row["output_token_ids"]) for row in found) < tokens:
         prompt = f"{number + 1}. {PROMPTS[number % len(PROMPTS)]}"
         body = {"prompt": prompt, "max_tokens": LENGTH, "return_token_ids": True, "temperature": 1.0}
-        earlier = server.post(COMPLETIONS, {**body, "seed": number})["choices"][0]["text"]
+        earlier = server.post(COMPLETIONS, {**body, "seed": number, "ignore_eos": True})["choices"][0]["text"]
         prediction = {"type": "content", "content": earlier}
         answer = server.post(COMPLETIONS, {**body, "n": rows, "seed": number + 10**6, "prediction": prediction})
         for choice in answer["choices"]:

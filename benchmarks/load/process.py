@@ -59,9 +59,12 @@ class ServerProcess:
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{path} answered {error.code}: {error.read().decode(errors='replace')}") from error
 
     def is_idle(self, seconds: float) -> bool:
         """Whether all rows are free and nobody waits, within these seconds."""

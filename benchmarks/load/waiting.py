@@ -127,6 +127,43 @@ async def _speed(server: ServerProcess, beside: str, tokens: int, seed: int) -> 
     return sum(one.tokens for one in found) / spent
 
 
+def unread_stream(target: str, seed: int) -> dict[str, Any]:
+    """Tokens a second of others while the server holds a finished stream that nobody reads; who reads late gets all."""
+    with serving("--target", target) as server:
+        asyncio.run(_speed(server, "alone", 16, seed))
+        alone = [asyncio.run(_speed(server, "alone", 48, seed + number)) for number in range(5)]
+        memory = server.memory()
+        beside, size, is_whole = asyncio.run(_unread(server, seed))
+        grown = server.memory() - memory
+    ratio = median(beside) / median(alone)
+    return {
+        "target": target,
+        "tokens_per_s": {"alone": round(median(alone), 1), "beside an unread stream": round(median(beside), 1)},
+        "ratio": round(ratio, 3),
+        "stream_mb": round(size / 1e6, 1),
+        "is_whole_for_a_late_reader": is_whole,
+        "memory_grown_mb": round(grown / 1e6),
+        "goal": "at least 0.9, and the whole stream for a late reader",
+        "holds": ratio >= 0.9 and is_whole,
+    }
+
+
+async def _unread(server: ServerProcess, seed: int) -> tuple[list[float], int, bool]:
+    """Speeds beside a stream that is larger than the system's buffers; its bytes, and whether it has its end."""
+    heavy = {"prompt": PROMPTS[3], "n": 8, "max_tokens": 700, "ignore_eos": True, "seed": seed, "logprobs": 20}
+    loop = asyncio.get_running_loop()
+    with await open_silent(server.url + COMPLETIONS, {**heavy, "draftproof": {"details": True}}) as held:
+        while not (await asyncio.to_thread(server.get, "/stats"))["rows_in_use"]:
+            await asyncio.sleep(0.02)
+        if not await asyncio.to_thread(server.is_idle, 300):
+            raise RuntimeError("texts that nobody reads have not ended")
+        speeds = [await _speed(server, "alone", 48, seed + number) for number in range(5)]
+        size, end = 0, b""
+        while b"data: [DONE]" not in end and (part := await loop.sock_recv(held, 2**16)):
+            size, end = size + len(part), (end + part)[-100:]
+    return speeds, size, b"data: [DONE]" in end
+
+
 def long_prompt(target: str, dtype: str, rounds: int, prompt: int, seed: int) -> dict[str, Any]:
     """Time between chunks of others, before a long prompt comes and while it is read."""
     rng = random.Random(seed)

@@ -69,6 +69,12 @@ def test_sampling_controls_reach_the_engine(server, given, sampling):
     assert answer["usage"]["completion_tokens"] == len(expected.tokens)
 
 
+def test_an_empty_prediction_predicts_nothing(server):
+    body = {"prompt": PROMPT, "max_tokens": 20, "seed": 1, "prediction": {"type": "content", "content": ""}}
+    answer = server.post("/v1/completions", body).json()
+    assert answer["choices"][0]["text"] == ours(chat=False).text
+
+
 def test_a_top_k_of_the_whole_vocabulary_sorts_nothing():
     """It is off: otherwise every law would be sorted for nothing."""
     model = ServedModel("tiny", tiny(), rows=1, length=64)

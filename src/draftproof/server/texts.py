@@ -179,7 +179,7 @@ def _request(
         "logprobs": max(top or 0, DETAILS) if special.details else top,
         **_speculation(special, model),
     }
-    if body.prediction is not None:
+    if body.prediction is not None and body.prediction.text:
         settings["prediction"] = _prediction(body.prediction.text, model)
     return TextRequest(
         kind,
@@ -188,7 +188,7 @@ def _request(
         n,
         top,
         details=special.details,
-        predicts=body.prediction is not None,
+        predicts="prediction" in settings,
         token_ids=bool(body.return_token_ids),
         names_ids=bool(body.return_tokens_as_token_ids),
         stream=bool(body.stream),
