@@ -131,3 +131,8 @@ def test_a_large_body_without_a_length(server):
 
     answer = httpx.post(server.url + "/v1/completions", content=iter([b" " * 15_000] * 2))
     assert answer.status_code == 413
+
+
+def test_no_messages_have_no_tokens(server):
+    answer = server.post("/tokenize", {"messages": [], "continue_final_message": True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
