@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from draftproof.engine.request import Output
     from draftproof.engine.trace import TokenLogprob
     from draftproof.errors import DraftproofError
+    from draftproof.grammar import Grammar
     from draftproof.integrations.custom_generate import custom_generate
     from draftproof.models import load
     from draftproof.rule import Verifier
@@ -30,6 +31,7 @@ __all__ = [
     "Draft",
     "DraftproofError",
     "Engine",
+    "Grammar",
     "Output",
     "Sampling",
     "TokenLogprob",
@@ -50,6 +52,7 @@ _LAZY = {
     "Draft": "draftproof.draft",
     "DraftproofError": "draftproof.errors",
     "Engine": "draftproof.engine.engine",
+    "Grammar": "draftproof.grammar",
     "Output": "draftproof.engine.request",
     "Sampling": "draftproof.sampling",
     "TokenLogprob": "draftproof.engine.trace",

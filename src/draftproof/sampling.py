@@ -1,7 +1,8 @@
 """Sampling settings, and law(), the one function that turns logits into a law, for target and drafter alike.
 
 Every control is applied to each node of a draft with that node's own path as its history, so all of them stay exact
-under speculation. The order is transformers': bias, penalties, masks, user processors, temperature, truncations.
+under speculation. The order is transformers': bias, penalties, masks (that of the grammar last), user processors,
+temperature, truncations.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from array_api_compat import array_namespace
 
 from draftproof import controls
 from draftproof.errors import DraftproofError
+from draftproof.grammar import as_grammar
 from draftproof.law import Array
 
 # A schedule gives a control's value for each row from the output position [R] and the row's evenness [R], which is
@@ -83,6 +85,7 @@ class Sampling:
     min_new_tokens: int = 0
     end_tokens: Sequence[int] | None = None  # they end the text; None = the model's own, () = none does
     processors: Sequence[Processor] = ()
+    grammar: Any = None  # a Grammar, or short for one: a dict is a JSON schema, a list of strings are choices, "json"
 
     def __post_init__(self) -> None:
         for name, (inside, words) in _RANGES.items():
@@ -105,6 +108,7 @@ class Sampling:
             raise DraftproofError(f"logit_bias must be numbers by token id, as in {{7: -1.5}}, not {bias!r}")
         if not (isinstance(self.processors, Collection) and all(map(callable, self.processors))):
             raise DraftproofError(f"processors must be a list of functions (ids, scores), not {self.processors!r}")
+        object.__setattr__(self, "grammar", as_grammar(self.grammar))
         if self.allowed is not None and not set(self.allowed) - set(self.banned):
             raise DraftproofError("no token is left to draw: `allowed` is empty or entirely banned")
 
@@ -180,8 +184,12 @@ def check_tokens(sampling: Sampling, size: int) -> None:
             raise DraftproofError(f"{name} names token {strange!r}, but the vocabulary has ids 0 to {size - 1}")
 
 
-def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = None) -> Array:
+def law(
+    logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = None, masks: Array | None = None
+) -> Array:
     """The law [R, V] that `sampling` makes of logits [R, V]; row r has history contexts[r].
+
+    masks     [R, V] whether the grammar allows each token after that history (`grammar.State.allowed`)
 
     >>> law(np.array([[0.0, 0.0, -np.inf, 0.0]]), Sampling(top_k=2, banned=[3]))
     array([[0.5, 0.5, 0. , 0. ]])
@@ -197,8 +205,10 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
         raise DraftproofError(
             f"{logits.shape[0]} rows of logits came with {len(contexts)} contexts: pass one for each row"
         )
+    if sampling.grammar is not None and masks is None:
+        raise DraftproofError("a grammar needs to know where in the text each row is: pass `masks`, one for each row")
     check_tokens(sampling, logits.shape[-1])
-    edited = _edit(scores, sampling, contexts)
+    edited = _edit(scores, sampling, contexts, masks)
     if edited is not scores:
         scores = edited
         best = _check(scores, "bias, masks and processors left", "check `logit_bias`, the penalties and the processors")
@@ -212,7 +222,7 @@ def law(logits: Array, sampling: Sampling, contexts: Sequence[Context] | None = 
     return controls.softmax(scores)
 
 
-def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Array:
+def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context], masks: Array | None) -> Array:
     """Bias, penalties, masks and user processors."""
     xp = array_namespace(scores)
     size = scores.shape[-1]
@@ -227,6 +237,8 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
     if sampling.min_new_tokens and sampling.end_tokens:
         early = np.array([[len(c.output) < sampling.min_new_tokens] for c in contexts])
         ends = _dense(dict.fromkeys(sampling.end_tokens, 1.0), size) > 0
+        if masks is not None:  # where the grammar has ended, the text ends, however short
+            early = early & np.asarray((masks & ~ends).any(-1))[:, None]
         scores = controls.cut(scores, _like(early & ends, scores))
     if sampling.allowed is not None:
         keep = _dense(dict.fromkeys(sampling.allowed, 1.0), size) > 0
@@ -234,6 +246,8 @@ def _edit(scores: Array, sampling: Sampling, contexts: Sequence[Context]) -> Arr
     if len(sampling.banned):
         out = _dense(dict.fromkeys(sampling.banned, 1.0), size) > 0
         scores = controls.cut(scores, _like(out, scores))
+    if masks is not None:
+        scores = controls.cut(scores, _like(~masks, scores))
     if sampling.processors:
         rows = []
         for r, context in enumerate(contexts):  # histories differ in length, so row by row
@@ -283,7 +297,9 @@ def _check(scores: Array, who: str, remedy: str) -> Array:
         return best
     if not bool(xp.all(best < math.inf)):
         raise DraftproofError(f"{who} non-finite scores (NaN or +inf): {remedy}")
-    raise DraftproofError(f"{who} a row with no allowed token: loosen `allowed`, `banned` or the processors")
+    raise DraftproofError(
+        f"{who} a row with no allowed token: loosen `allowed`, `banned`, the grammar or the processors"
+    )
 
 
 def _dense(values: Mapping[int, float], size: int) -> Any:

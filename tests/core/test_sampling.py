@@ -33,6 +33,22 @@ def test_presence_and_frequency_count_the_output_alone() -> None:
     np.testing.assert_allclose(ours, softmax(ROWS - 0.7 * (counts > 0) + 0.4 * counts), rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_schedule_sees_how_even_the_law_is(size: int) -> None:
+    """From 0, all on one token, to 1, all alike; a vocabulary of one token has nothing to be uneven about."""
+    seen: list[float] = []
+
+    def schedule(position: np.ndarray, evenness: np.ndarray) -> np.ndarray:
+        seen.extend(evenness.tolist())
+        return position * 0 + 1
+
+    rows = np.zeros((2, size))
+    rows[0, 1:] = -np.inf
+    made = law(rows, Sampling(temperature=schedule), [Context((0,), ())] * 2)
+    np.testing.assert_allclose(made, softmax(rows), rtol=0, atol=1e-15)
+    np.testing.assert_allclose(seen, [0, min(size - 1, 1)], rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("backend", [np.asarray, torch.tensor], ids=["numpy", "torch"])
 def test_temperature_zero_is_greedy(backend: type) -> None:
     """All mass on the largest score, the first of equals."""
@@ -69,6 +85,7 @@ def contexts(lengths: tuple[int, ...]) -> list[Context]:
     [
         ("temperature", 2.0, 0.5),
         ("top_k", 5.0, 1.0),
+        ("top_k", 8.0, 0.0),  # more than there are; off
         ("top_p", 1.0, 0.4),
         ("min_p", 0.0, 0.5),
         ("typical_p", 1.0, 0.3),

@@ -26,6 +26,28 @@ def test_laws_and_draws(size):
         assert native.draws(made, u).tolist() == law.sample(made, u).tolist()
 
 
+LAST = 1 - 2.0**-53  # the largest uniform
+
+
+def dyadic(chance, rows, size, parts=64):
+    """Laws of multiples of 1 / parts with many zeros: all sums are exact, so that a uniform can hit a boundary."""
+    shares = np.zeros((rows, size), dtype=np.float32)
+    for row in shares:
+        np.add.at(row, chance.integers(size, size=parts), 1 / parts)
+    return shares
+
+
+@pytest.mark.parametrize("size", [3, 40, 700])
+def test_draws_at_the_boundaries_of_tokens(size):
+    """Between two tokens, before the first and after the last that can be drawn, also in another part of a law."""
+    if build.compiled() is None:
+        return
+    made = dyadic(np.random.default_rng(size), 6, size)
+    made[0], made[1], made[0, 0], made[1, -1] = 0, 0, 1, 1
+    for u in (*np.arange(64) / 64, np.nextafter(0.5, 0), LAST):
+        assert native.draws(made, np.full(6, u)).tolist() == law.sample(made, np.full(6, u)).tolist()
+
+
 def test_a_law_of_nothing_draws_nothing():
     if build.compiled() is None:
         return
@@ -47,6 +69,8 @@ def test_the_last_token_that_can_be_drawn_is_drawn_however_sums_are_rounded():
     made[0, [3, 600]] = 0.1, 0.9
     assert native.draws(made, np.array([np.nextafter(1.0, 0)])).tolist() == [600]
     assert native.draws(made, np.array([1.0])).tolist() == [600]  # as if u * total had been rounded up
+    made[0, 600] = 0
+    assert native.draws(made, np.array([1.0])).tolist() == [3]  # also if it is in a part that was skipped
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
@@ -88,6 +112,58 @@ def test_a_chain_is_verified_as_the_rule_says(rule, length):
         assert made.token == law.sample(verifier.next(draft, node), u[1:])[0]
         ends.add(made.node)
     assert {0, length} <= ends
+
+
+@pytest.mark.parametrize("rule", native.CHAINS)
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_chain_is_verified_as_the_rule_says_at_the_edges(rule, length):
+    """Nodes that are never or always last, tokens that p or q never has, and uniforms at the ends and at boundaries."""
+    if build.compiled() is None:
+        return
+    chance, verifier, tree = np.random.default_rng(10 + length), verify.get(rule), Tree.chain(length)
+    edges = (0.0, LAST, *np.arange(1, 64) / 64)
+    for trial in range(30):
+        size = 5 if trial % 2 else 300
+        names = np.sort(chance.choice(size, size - 1 - trial % 3, replace=False))
+        p, q = dyadic(chance, length + 1, size, 4), dyadic(chance, length + 1, len(names), 4)
+        if trial % 3 == 0:  # the draft's laws are right at first
+            right = chance.integers(1, length + 1)
+            p[:right] = 0
+            p[:right, names] = q[:right]
+        q[-1] = 0
+        places = np.array([chance.choice(np.nonzero(row)[0]) for row in q[:-1]])
+        if trial % 5 == 0:  # nobody draws such tokens, but they are rejected
+            places = chance.integers(len(names), size=length)
+        tokens = np.concatenate([[0], names[places]])
+        wide = np.zeros_like(p)
+        wide[:, names] = q
+        draft = Draft(tree, tokens[None], wide[None].astype(np.float64), p[None].astype(np.float64))
+        stop = verifier.stop(draft)
+        boundaries = np.cumsum(stop[0])
+        for u_stop in edges:
+            if 0 < u_stop < LAST and np.abs(boundaries - u_stop).min() < 1e-12 and rule == "block":
+                continue  # a weight is a quotient: its last bit may differ
+            u_next = edges[chance.integers(len(edges))]
+            made = native.verify(rule, p, q, names, tokens, (u_stop, u_next))
+            node = law.sample(stop, np.array([u_stop]))
+            assert made.node == node[0]
+            rest = verifier.next(draft, node)
+            if rule == "token" or np.abs(np.cumsum(rest[0]) - u_next).min() > 1e-6 or u_next in (0.0, LAST):
+                assert made.token == law.sample(rest, np.array([u_next]))[0]
+
+
+@pytest.mark.parametrize("rule", native.CHAINS)
+def test_where_rounding_leaves_no_residual_a_token_is_drawn_from_p(rule):
+    """p is nowhere above q, and less by a last bit at the draft token, which is therefore rejected now and then."""
+    if build.compiled() is None:
+        return
+    q = np.array([[0.25, 0.75], [0, 0]], dtype=np.float32)
+    p = np.array([[0.25, np.nextafter(np.float32(0.75), 0)], [0.5, 0.5]], dtype=np.float32)
+    draft = Draft(Tree.chain(1), np.array([[0, 1]]), q[None].astype(np.float64), p[None].astype(np.float64))
+    for u_next in (0.0, 0.2, 0.5, LAST):
+        made = native.verify(rule, p, q, np.arange(2), np.array([0, 1]), (0.0, u_next))
+        assert made.node == 0
+        assert made.token == law.sample(verify.get(rule).next(draft, np.array([0])), np.array([u_next]))[0]
 
 
 def test_other_rules_and_other_numbers_are_left_to_the_core():

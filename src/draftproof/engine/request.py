@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from draftproof.engine.detokenize import Decoder, Piece, Stopper
 from draftproof.engine.trace import Step, TokenLogprob, Trace
 from draftproof.engine.tuning import Tuner
+from draftproof.grammar import State
 from draftproof.sampling import Sampling
 
 ENDLESS = 2**31  # tokens in the context of a model that has no limit
@@ -29,7 +30,8 @@ class Output(NamedTuple):
 
     text: str
     tokens: list[int]
-    # "end" (by the model), "length", "stop" (a stop string), "context" (the window is full), "cancelled", "failed"
+    # "end" (by the model, or where its grammar ends), "length", "stop" (a stop string), "context" (the window is full),
+    # "cancelled", "failed"
     finish: str
     seed: int
     trace: Trace
@@ -57,9 +59,10 @@ class Request:
     stopping: Callable[[Sequence[int]], bool] | None = None  # another stopping criterion, checked after every token
     setup: Any = None  # the Setup that made it: it knows the stepper
     prediction: tuple[int, ...] = ()  # what the caller expects the text to be much like
-    tuner: Tuner | None = None  # decides how deep this text is drafted, from its own past alone
+    tuner: Tuner | None = None  # decides how deep this text is drafted; its own, or one of several requests
     cuts_drafts: bool = False  # nothing is drafted beyond max_new_tokens
     top_logprobs: int | None = None  # how many of the likeliest tokens are reported for each token; None: no logprobs
+    start: State | None = None  # of the grammar that the text follows
 
     tokens: list[int] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprob] = field(init=False, default_factory=list)  # of `tokens`, if they were asked for
@@ -72,6 +75,7 @@ class Request:
 
     def _begin(self) -> None:
         self.tokens, self.logprobs, self.finish = [], [], ""
+        self.state = self.start  # of the grammar, after the tokens
         self._shown: list[str] = []
         self._decoder = Decoder(self.tokenizer)
         self._stopper = Stopper(self.stop)
@@ -188,7 +192,10 @@ class Request:
             return
         pieces, stopped = self._stopper.feed(Piece(self._decoder.feed(token), kind))
         yield from pieces
-        if stopped or (self.stopping is not None and self.stopping(self.tokens)):
+        self.state = None if self.state is None else self.state.after(token)
+        if self.state is not None and self.state.is_over:
+            self.finish = "end"
+        elif stopped or (self.stopping is not None and self.stopping(self.tokens)):
             self.finish = "stop"
         elif len(self.tokens) == self.max_new_tokens:
             self.finish = "length"

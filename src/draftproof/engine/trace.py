@@ -29,17 +29,18 @@ class Step(NamedTuple):
     """One target call for one text."""
 
     tokens: tuple[int, ...]  # emitted: the accepted path and the token after it
-    drafted: int  # guesses submitted
+    drafted: int  # draft tokens submitted
     depth: int  # longest path among them
-    accepted: int  # how many of `tokens` were guesses
-    reached: tuple[float, ...]  # given the guesses, probability that at least 1, 2, ... of them are accepted
+    accepted: int  # how many of `tokens` were draft tokens
+    reached: tuple[float, ...]  # given the draft, probability that at least 1, 2, ... of them are accepted
     cost: tuple[float, ...]  # empty for exact rules; else each token's total variation from the target's law
     seconds: dict[str, float]  # prompt, draft, target, verify, and overhead: the host's work around them
     logprobs: tuple[TokenLogprob, ...] = ()  # of `tokens`, where they were asked for
+    limit: tuple[float, ...] = ()  # its mean bounds that of `reached`, by any exact rule; of chains, with logprobs
 
     @property
     def expected(self) -> float:
-        """Expected accepted guesses over the verifier's noise; the actual number where the rule has no law for it."""
+        """Draft tokens accepted on average over the verifier's noise; the actual number where the rule has no law."""
         return sum(self.reached) if self.reached else float(self.accepted)
 
     def cut(self, length: int) -> Step:
@@ -58,13 +59,14 @@ class Step(NamedTuple):
             reached=self.reached[: length - 1],
             cost=self.cost[:length],
             logprobs=self.logprobs[:length],
+            limit=self.limit[: length - 1],
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The step as a dictionary for JSON; `logprobs` is left out where they were not asked for."""
+        """The step as a dictionary for JSON; `logprobs` and `limit` are left out where they were not asked for."""
         fields = {**self._asdict(), "expected": self.expected}
-        logprobs = [one.as_dict() for one in fields.pop("logprobs")]
-        return {**fields, "logprobs": logprobs} if logprobs else fields
+        logprobs, limit = [one.as_dict() for one in fields.pop("logprobs")], fields.pop("limit")
+        return {**fields, "logprobs": logprobs, "limit": limit} if logprobs else fields
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Trace:
 
     @property
     def acceptance(self) -> list[float]:
-        """Acceptance by position: of the steps that drafted that deep, the share that accepted so many guesses."""
+        """Acceptance by position: of the steps that drafted that deep, the share that accepted so many draft tokens."""
         longest = max((step.depth for step in self.steps), default=0)
         shares = []
         for i in range(1, longest + 1):
@@ -152,7 +154,7 @@ class Trace:
             chosen = f", chosen for {self.chosen_for}" if self.chosen_for else ""
             lines.append(
                 f"draft {self.drafter}, verifier {self.verifier}{chosen}: "
-                f"{self.accepted} of {self.drafted} guesses accepted ({share:.0%}); "
+                f"{self.accepted} of {self.drafted} draft tokens accepted ({share:.0%}); "
                 f"expected {self.expected_per_call:.2f} tokens a call"
             )
             lines.append("accepted up to position " + _pairs(enumerate(self.acceptance, start=1), "{:.2f}"))

@@ -107,6 +107,15 @@ class ChainDrafter(ReducedVocabulary, Protocol):
         ...
 
 
+class PathDrafter(ReducedVocabulary, Protocol):
+    """Drafts for one text token by token, with no tree to look at."""
+
+    def law_after(self, path: Sequence[int], temperature: float, mask: np.ndarray) -> np.ndarray | None:
+        """The law [D] of what follows a path of draft tokens, among those that the mask [D] allows; zero where it
+        allows none. A path of a step continues the one before it. None where that cannot be done, in a whole step."""
+        ...
+
+
 class LearnsFromTarget(Protocol):
     """A drafter that remembers what the target says."""
 
@@ -178,6 +187,7 @@ class OpenSession(NamedTuple):
     point: PointDrafter | None
     reduced: ReducedVocabulary | None
     chain: ChainDrafter | None
+    path: PathDrafter | None
     learner: LearnsFromTarget | None
 
 
@@ -191,6 +201,7 @@ class ModelFacts(NamedTuple):
     trained: bool = False  # whether it is a network of its own
     device: str = "cpu"
     token_cost: float = 0.1  # what one more token adds to a call, in units of a call with one token
+    token_bytes: int = 0  # of a token in the KV cache; 0 where there is none
     obstacle: str = ""  # why it can be sampled plainly alone, with no draft to check or to roll back
 
 
@@ -305,6 +316,7 @@ def opened(session: Session) -> OpenSession:
         point=offers(session, PointDrafter),
         reduced=offers(session, ReducedVocabulary),
         chain=offers(session, ChainDrafter),
+        path=offers(session, PathDrafter),
         learner=offers(session, LearnsFromTarget),
     )
 

@@ -24,7 +24,17 @@ from draftproof.native.layers import (
     run_stack,
     stack,
 )
-from draftproof.native.step import CHAINS, ChainOutcome, NativeHead, draws, guess, lay_out_head, verify, whole_laws
+from draftproof.native.step import (
+    CHAINS,
+    ChainOutcome,
+    NativeHead,
+    draws,
+    follow,
+    guess,
+    lay_out_head,
+    verify,
+    whole_laws,
+)
 
 __all__ = [
     "CHAINS",
@@ -42,6 +52,7 @@ __all__ = [
     "column_maxima",
     "draws",
     "fits",
+    "follow",
     "gate",
     "guess",
     "lay_out_float32",

@@ -66,7 +66,8 @@ def built(processor: str) -> Any:
     library.attend.argtypes = [Sizes, *[pointer] * 6, MaskStruct, pointer]
     library.laws.argtypes, library.laws.restype = [pointer, count, count, ctypes.c_float, pointer], count
     library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
-    library.guess.restype = count
+    library.follow.argtypes = [pointer, Sizes, count, pointer, ctypes.c_float, *[pointer] * 8, count, pointer]
+    library.guess.restype = library.follow.restype = count
     library.draws.argtypes = [pointer, count, count, pointer, pointer]
     uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]
     library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]

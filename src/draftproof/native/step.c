@@ -89,6 +89,33 @@ typedef struct {
     const long *tokens;
 } Head;
 
+/* The head's state after one more token, which n describes; `state` is the one before it. */
+static void read_token(const Head *head, Sizes n, long token, const float *state, const float *cos, const float *sin,
+                       float *const *caches, float *next, float *work, long work_width, char *scratch) {
+    long width = head->join.outputs;
+    const Mask all = {0, -1};
+    norm(state, head->norm_state, head->eps, 1, width, work);
+    norm(head->embeddings + token * width, head->norm_embedding, head->eps, 1, width, work + width);
+    linear(&head->join, work, 1, scratch, next);
+    stack(n, 1, head->layer, caches, &all, cos, sin, 0, next, 0, work, work_width, scratch);
+}
+
+/* The head's law after `count` more tokens of one text, of the draft tokens that the mask allows. states [count + 1, width]
+   hold the first state; the others become those after the tokens. cos, sin and n belong to the first token. Returns
+   whether there is a law: none of the scores is NaN, and one is finite. */
+long follow(const Head *head, Sizes n, long count, const long *tokens, float temperature, const unsigned char *mask,
+            const float *cos, const float *sin, float *keys, float *values, float *states, float *out, float *work,
+            long work_width, char *scratch) {
+    long width = head->join.outputs, drafted = head->output.outputs;
+    float *const caches[] = {keys, values};
+    for (long i = 0; i < count; i++, n.start++, n.end++)
+        read_token(head, n, tokens[i], states + i * width, cos + i * n.size, sin + i * n.size, caches,
+                   states + (i + 1) * width, work, work_width, scratch);
+    linear(&head->output, states + count * width, 1, scratch, out);
+    for (long i = 0; i < drafted; i++) out[i] = mask[i] ? out[i] : -INFINITY;
+    return law(out, drafted, temperature, out);
+}
+
 /* A chain of `count` draft tokens after one text: draws each with its u from the head's law, and reads it. states [count,
    width] hold the first state; laws [count, draft tokens]; guesses [count] are indices among those tokens. cos and sin
    belong to the first guess, those of the others follow; n describes the call of the first guess. Returns how many
@@ -98,19 +125,14 @@ long guess(const Head *head, Sizes n, long count, float temperature, const doubl
            char *scratch) {
     long width = head->join.outputs, drafted = head->output.outputs;
     float *const caches[] = {keys, values};
-    const Mask all = {0, -1};
     for (long i = 0; i < count; i++) {
         float *law_i = laws + i * drafted;
         linear(&head->output, states + i * width, 1, scratch, law_i);
         if (!law(law_i, drafted, temperature, law_i)) return i;
         guesses[i] = draw(law_i, drafted, u[i]);
         if (i + 1 == count) break;
-        const float *embedding = head->embeddings + head->tokens[guesses[i]] * width;
-        norm(states + i * width, head->norm_state, head->eps, 1, width, work);
-        norm(embedding, head->norm_embedding, head->eps, 1, width, work + width);
-        float *next = states + (i + 1) * width;
-        linear(&head->join, work, 1, scratch, next);
-        stack(n, 1, head->layer, caches, &all, cos + i * n.size, sin + i * n.size, 0, next, 0, work, work_width, scratch);
+        read_token(head, n, head->tokens[guesses[i]], states + i * width, cos + i * n.size, sin + i * n.size, caches,
+                   states + (i + 1) * width, work, work_width, scratch);
         n.start++, n.end++;
     }
     return count;

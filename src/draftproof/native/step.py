@@ -7,6 +7,7 @@ Each function returns None where it does not apply, and the laws and rules of th
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,3 +175,45 @@ def guess(
         work.data_ptr() + 4 * (2 * widest + head.width),
     )
     return (places, laws) if drawn == count else None
+
+
+def follow(
+    head: NativeHead,
+    state: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    entry: int,
+    entries: tuple[torch.Tensor, torch.Tensor],
+    tokens: Sequence[int],
+    temperature: float,
+    mask: np.ndarray,
+) -> tuple[torch.Tensor, np.ndarray] | None:
+    """Read draft tokens that are given after a state; None where a law is not finite.
+
+    mask      [D] which draft tokens may come after them
+
+    The other arguments are those of `guess`. Returns the state after the tokens, and the law [D] of the next one.
+    """
+    count, (keys, values), (cos, sin) = len(tokens), entries, angles
+    _, kv_heads, room, size = keys.shape
+    states, law = state.new_empty((count + 1, head.width)), np.empty(head.drafted, dtype=np.float32)
+    states[0], ids = state.flatten(), np.array(tokens, dtype=np.int64)
+    widest, mask = head.widest, np.ascontiguousarray(mask)
+    work = state.new_empty(3 * widest + head.width + 2)
+    valid = build.compiled().follow(
+        ctypes.byref(head.struct),
+        Sizes(1, 1, head.heads, kv_heads, size, room, entry + 1, 1, entry + 2, 0, 0),
+        count,
+        ids.ctypes.data,
+        temperature,
+        mask.ctypes.data,
+        cos[entry:].data_ptr(),
+        sin[entry:].data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        states.data_ptr(),
+        law.ctypes.data,
+        work.data_ptr(),
+        widest,
+        work.data_ptr() + 4 * (2 * widest + head.width),
+    )
+    return (states[count], law) if valid else None

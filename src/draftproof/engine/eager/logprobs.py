@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,23 @@ def token_logprobs(places: Sequence[Place], most: int, proposal: Proposal, p: Ar
         TokenLogprob(place.token, _log(chance), top, _log(guess) if guess else None)
         for place, chance, top, guess in zip(places, own, tops, drafted, strict=True)
     ]
+
+
+def chain_limits(row: int, depth: int, proposal: Proposal, p: Array) -> tuple[float, ...]:
+    """Of a chain's first 1, 2, ... draft tokens: min(1, p / q), where p and q are the laws of all of them together.
+
+    Its mean over drafts is the overlap of these laws, the sum of min(p, q): no exact rule accepts so many draft tokens
+    of one path more often.
+    """
+    places = [Place(row, node, int(proposal.tokens[row, node + 1])) for node in range(depth)]
+    if not places:
+        return ()
+    rows, nodes, tokens = (list(column) for column in zip(*places, strict=True))
+    drafted = _draft_probabilities(places, proposal) if proposal.is_drawn else [1.0] * depth
+    ratios = (
+        _log(chance) - _log(guess) for chance, guess in zip(numbers(p[rows, nodes, tokens]), drafted, strict=True)
+    )
+    return tuple(math.exp(min(0.0, total)) for total in accumulate(ratios))
 
 
 def _likeliest(laws: Array, most: int) -> list[tuple[tuple[int, float], ...]]:

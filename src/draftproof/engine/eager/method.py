@@ -57,7 +57,7 @@ class ByLaw:
         self.rule, self.draw, self.vocabulary = rule, draw, vocabulary
 
     def propose(self, rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree) -> Proposal:
-        if drafts_points(drafters, tree):
+        if drafts_points(rows, drafters, tree):
             return point_proposal(rows, drafters, tree, self.vocabulary)
         return propose(rows, drafters, tree, by_draw(rows, tree, self.draw), self.vocabulary)
 
@@ -86,7 +86,7 @@ class BySharedNoise:
 
     def propose(self, rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree) -> Proposal:
         self._race = Race(self.rule, self.vocabulary)  # one for each step
-        if drafts_points(drafters, tree):
+        if drafts_points(rows, drafters, tree):
             return point_proposal(rows, drafters, tree, self.vocabulary)
         return propose(rows, drafters, tree, self._race.guesser(rows), self.vocabulary)
 
@@ -103,7 +103,7 @@ class ByLossyLaw:
         self.rule, self.draw, self.vocabulary = rule, draw, vocabulary
 
     def propose(self, rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree) -> Proposal:
-        if tree.size == 1:
+        if tree.size == 1 and all(row.state is None for row in rows):
             return point_proposal(rows, drafters, tree, self.vocabulary)
         return propose(rows, drafters, tree, by_draw(rows, tree, self.draw), self.vocabulary)
 
@@ -123,9 +123,14 @@ def by_law(rows: Sequence[Row], draft: Draft, rule: Verifier | Lossy, rest: Rest
     return decide(rows, draft, alone, rule, rest) + decide(rows, draft, shared, verify.get("match"), rest)
 
 
-def drafts_points(drafters: Sequence[OpenSession], tree: Tree) -> bool:
-    """Whether nothing has to be drawn: no draft at all, or a chain of a drafter whose guesses are point masses."""
-    return tree.size == 1 or (tree.is_chain and len(drafters) == 1 and drafters[0].point is not None)
+def drafts_points(rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree) -> bool:
+    """Whether nothing has to be drawn: no draft at all, or a chain of a drafter whose guesses are point masses.
+
+    A draft of no tokens goes on where a grammar makes sure of some; those are verified as any others.
+    """
+    if len(drafters) == 1 and drafters[0].point is not None:
+        return tree.is_chain
+    return tree.size == 1 and all(row.state is None for row in rows)
 
 
 def point_draft(proposal: Proposal, p: Array) -> Draft:

@@ -10,12 +10,17 @@ from array_api_compat import array_namespace
 
 from draftproof.draft import Tree
 from draftproof.draws import Draw
-from draftproof.engine.eager.rows import Row, as_numpy, beside, laws, noise, numbers, unless_silent
+from draftproof.engine.eager import follow
+from draftproof.engine.eager.columns import Columns
+from draftproof.engine.eager.constraints import Constraints
+from draftproof.engine.eager.goals import Goals, roomy
+from draftproof.engine.eager.rows import Masks, Row, as_numpy, beside, dense, laws, noise, numbers, unless_silent
 from draftproof.errors import DraftproofError, first_line
 from draftproof.law import Array, normalise
 from draftproof.models.base import OpenSession, PointDrafter, ReducedVocabulary
 from draftproof.native import step as native
 from draftproof.noise import Lane
+from draftproof.sampling import Sampling
 
 
 class Guesser(NamedTuple):
@@ -28,11 +33,13 @@ class Guesser(NamedTuple):
 
 def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     """Draw with the first member's own uniforms, one for each node."""
-    u = noise([(row.members[0], row.step) for row in rows], Lane.DRAFT, tree.size)
+    names = [(row.members[0], row.step) for row in rows]
+    u = noise(names, Lane.DRAFT, tree.size)
     plain = draw.name != "fixed"  # all others draw an only child in the same way
 
     def pick(q: Array, children: list[int], depth: int) -> Array:
-        mine = beside(u[:, children], q)
+        known = u if children[-1] < tree.size else noise(names, Lane.DRAFT, children[-1] + 1)
+        mine = beside(known[:, children], q)
         if len(children) == 1 and plain and isinstance(q, np.ndarray):
             tokens = native.draws(np.ascontiguousarray(q), mine)
             if tokens is not None:
@@ -50,12 +57,14 @@ class Proposal(NamedTuple):
     laws: list[Array]  # [B, N, V] of each drafter; sibling k is from drafter k modulo their number
     draft_tokens: list[np.ndarray | None]  # [D] ids of a drafter's laws [B, N, D], where the vocabulary is reduced
     failure: str | None  # why drafting stopped early, if it did
+    constraints: Constraints  # where each node is in the grammar of its row
     is_certain: bool = False  # draft tokens are point masses: no law is written out
+    is_drawn: bool = True  # an only child is drawn from its law; else it is the law's most probable token
 
     def wide(self, drafters: Sequence[OpenSession]) -> list[Array]:
         """The laws of the drafters over the whole vocabulary, [B, N, V]; none if the first call failed."""
         parts = zip(drafters, self.laws, self.draft_tokens, strict=False)
-        return [q if some is None else _reduced(drafter).widen(q) for drafter, q, some in parts]
+        return [q if ids is None else _widened(_reduced(drafter), q, ids) for drafter, q, ids in parts]
 
     def own_laws(self, laws: Sequence[Array]) -> Array:
         """The law [B, N, V] that each node itself was drawn from, where siblings come from several drafters."""
@@ -70,40 +79,58 @@ def propose(rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree, gu
 
     When a drafter fails, what was drawn before stays in the draft and nothing more is drawn. Discarding drawn tokens
     would bias the text, because whether a drafter fails may depend on what was drawn.
+
+    Where the grammar of a row makes sure of the next token, that token has all the mass and no drafter is asked.
     """
     some = [None if guess.by_name else _draft_tokens(drafter, rows) for drafter in drafters]
-    at_once = _chain(rows, drafters, tree, guess, some)
+    at_once = _chain(rows, drafters, tree, guess, some) or _followed(rows, drafters, tree, guess, some)
     if at_once is not None:
         return at_once
-    tokens = _roots(rows, tree)
-    levels: list[list[Array]] = []
-    failure = None
-    for depth, level in enumerate(tree.levels[:-1] if drafters else ()):
-        if not (tokens[:, level.start : level.stop] >= 0).any():
+    constraints, goals = Constraints.of(rows), Goals(rows, tree)
+    tree = roomy(rows, tree)
+    tokens, columns = _roots(rows, tree), [Columns(ids, size) for ids in some]
+    levels, drafted = tree.levels, list[list[Array]]()
+    failure, read = None, 0  # how many nodes the drafters have read
+    for depth, level in enumerate(levels[:-1] if drafters else ()):
+        drawn = tokens[:, level.start : level.stop] >= 0  # nothing is drawn below an undrawn token
+        sure = constraints.expected(len(rows), level)
+        wanted = goals.wanted(depth, drawn & constraints.goes_on(len(rows), level), sure >= 0)
+        if not wanted.any():
             break
-        try:
-            level_laws = [
-                _draft_laws(rows, drafter, tree, tokens, level, ids, size)
-                for drafter, ids in zip(drafters, some, strict=True)
-            ]
-        except Exception as error:  # whatever a drafter raises, the text goes on
-            failure = first_line(error)
-            break
-        for i, parent in enumerate(level):
-            children = list(tree.children(parent))
+        if not (wanted & (sure < 0)).any():
+            level_laws = [np.zeros((len(rows), len(level), own.size), dtype=np.float32) for own in columns]
+        else:
+            try:
+                level_laws = [
+                    _draft_laws(rows, drafter, tree, tokens, range(read, level.stop), own, constraints)
+                    for drafter, own in zip(drafters, columns, strict=True)
+                ]
+            except Exception as error:  # whatever a drafter raises, the text goes on
+                failure = first_line(error)
+                break
+            level_laws, read = [q[:, -len(level) :] for q in level_laws], level.stop
+        for k, own in enumerate(columns):
+            level_laws[k] = own.certain(_only(wanted, level_laws[k]), np.where(wanted, sure, -1))
+        below = [[child for child in levels[depth + 1] if tree.parent[child] == parent] for parent in level]
+        for i, children in enumerate(below):
             for k, q in enumerate(level_laws):
                 mine = children[k :: len(level_laws)]
                 if mine:
-                    drawn = np.asarray(numbers(guess.pick(q[:, i], mine, depth)))
-                    ids = some[k]
-                    tokens[:, mine] = drawn if ids is None else np.where(drawn < 0, -1, ids[drawn])
+                    tokens[:, mine] = columns[k].tokens(np.asarray(numbers(guess.pick(q[:, i], mine, depth))))
                 else:
                     q[:, i] = 0
-        levels.append(level_laws)
+        drafted.append(level_laws)
+        constraints.advance(tree, tokens, levels[depth + 1])
     depths = (depth for depth, guesses in zip(tree.depth, tokens.T, strict=True) if (guesses >= 0).any())
     tree = tree.cut(max(depths))
-    laws = [_stack(own_levels, tree) for own_levels in zip(*levels, strict=True)]  # none if the first call failed
-    return Proposal(tree, tokens[:, : tree.size], laws, some, failure)
+    laws, ids = [], some
+    if drafted:  # else the first call failed
+        by_drafter = zip(columns, zip(*drafted, strict=True), strict=True)
+        laws, ids = map(
+            list, zip(*(own.ascending(_stack(own.filled_up(qs), tree)) for own, qs in by_drafter), strict=True)
+        )
+    is_drawn = guess.by_name or guess.uniforms is not None
+    return Proposal(tree, tokens[:, : tree.size], laws, ids, failure, constraints, is_drawn=is_drawn)
 
 
 def _chain(
@@ -111,7 +138,7 @@ def _chain(
 ) -> Proposal | None:
     """The same for one text and a drafter that drafts a whole chain in one call; None where that is not possible."""
     length, ids = min(tree.size - 1, rows[0].depth), some[0] if len(some) == 1 else None
-    if len(rows) > 1 or ids is None or not tree.is_chain or length < 1:
+    if len(rows) > 1 or ids is None or not tree.is_chain or length < 1 or rows[0].state is not None:
         return None
     drafter, sampling = drafters[0].chain, rows[0].draft_sampling
     if drafter is None or guess.uniforms is None or not sampling.is_whole or callable(sampling.temperature):
@@ -119,34 +146,60 @@ def _chain(
     try:
         drafted = drafter.chain(sampling.temperature, guess.uniforms[0, 1 : length + 1])
     except Exception as error:  # nothing was drawn yet: the draws are one call of C, which never raises
-        return Proposal(tree.cut(0), _roots(rows, tree)[:, :1], [], list(some), first_line(error))
+        return Proposal(tree.cut(0), _roots(rows, tree)[:, :1], [], list(some), first_line(error), Constraints.of(rows))
     if drafted is None:
         return None
     places, laws = drafted
     tokens = np.concatenate([[rows[0].last], ids[places]])
-    return Proposal(tree.cut(length), tokens[None], [laws[None]], list(some), None)
+    return Proposal(tree.cut(length), tokens[None], [laws[None]], list(some), None, Constraints.of(rows))
+
+
+def _followed(
+    rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree, guess: Guesser, some: Sequence[np.ndarray | None]
+) -> Proposal | None:
+    """The same for one text under a grammar, by a drafter that follows its chain."""
+    path = drafters[0].path if len(drafters) == 1 and some[0] is not None and guess.uniforms is not None else None
+    if path is None or not follow.fits(rows, tree):
+        return None
+    room = min(rows[0].room, roomy(rows, tree).size - 1)
+    made = follow.follow(rows[0], path, min(rows[0].depth, tree.size - 1), room)
+    if made is None:
+        return None
+    laws, ids = made.dense(Columns(some[0], 0))
+    tokens = np.array([[rows[0].last, *made.tokens]])
+    return Proposal(Tree.chain(len(made.tokens)), tokens, [laws], [ids], made.failure, made.constraints)
 
 
 def point_proposal(rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree, size: int) -> Proposal:
     """The same for a chain of point-mass guesses: no law is written out."""
+    constraints, goals = Constraints.of(rows), Goals(rows, tree)
+    tree = roomy(rows, tree) if drafters else tree
     tokens = _roots(rows, tree)
-    room = np.array([row.depth for row in rows])
-    depth, failure = 0, None
+    depth, failure, read = 0, None, 0
     while depth < tree.size - 1:
-        try:
-            drafted = _points(drafters[0]).guess(tree, tokens, range(depth, depth + 1))
-            _check_shape(drafted, (len(rows), 1))
-            if (drafted >= size).any():
-                raise DraftproofError(f"the drafter guessed token {drafted.max()} of a vocabulary of {size}")
-        except Exception as error:
-            failure = first_line(error)
-            break
-        drafted = np.where((tokens[:, depth] >= 0) & (depth < room), drafted[:, 0], -1)
+        here = range(depth, depth + 1)
+        sure = constraints.expected(len(rows), here)
+        possible = (tokens[:, depth:][:, :1] >= 0) & constraints.goes_on(len(rows), here)
+        wanted = goals.wanted(depth, possible, sure >= 0)
+        drafted = sure
+        if (wanted & (sure < 0)).any():
+            try:
+                answer = _points(drafters[0]).guess(tree, tokens, range(read, depth + 1))
+                _check_shape(answer, (len(rows), depth + 1 - read))
+                if (answer >= size).any():
+                    raise DraftproofError(f"the drafter guessed token {answer.max()} of a vocabulary of {size}")
+            except Exception as error:
+                failure = first_line(error)
+                break
+            drafted, read = np.where(sure < 0, constraints.allows(here, answer[:, -1:]), sure), depth + 1
+        drafted = np.where(wanted, drafted, -1)
         if not (drafted >= 0).any():
             break
         depth += 1
-        tokens[:, depth] = drafted
-    return Proposal(tree.cut(depth), tokens[:, : depth + 1], [], [], failure, is_certain=True)
+        tokens[:, depth] = drafted[:, 0]
+        constraints.advance(tree, tokens, range(depth, depth + 1))
+    tree, tokens = tree.cut(depth), tokens[:, : depth + 1]
+    return Proposal(tree, tokens, [], [], failure, constraints, is_certain=True)
 
 
 def _roots(rows: Sequence[Row], tree: Tree) -> np.ndarray:
@@ -168,6 +221,17 @@ def _reduced(drafter: OpenSession) -> ReducedVocabulary:
     return drafter.reduced
 
 
+def _widened(drafter: ReducedVocabulary, q: Array, ids: np.ndarray) -> Array:
+    """Laws over the tokens `ids`, the drafter's own and perhaps others, as laws over all tokens."""
+    own = np.isin(ids, drafter.draft_tokens)
+    if own.all():
+        return drafter.widen(q)
+    whole = drafter.widen(q[..., np.nonzero(own)[0].tolist()])
+    others = np.nonzero(~own)[0].tolist()
+    whole[..., ids[others].tolist()] = beside(q[..., others], whole)
+    return whole
+
+
 def _points(drafter: OpenSession) -> PointDrafter:
     assert drafter.point is not None  # else its laws are used
     return drafter.point
@@ -178,40 +242,53 @@ def _draft_laws(
     drafter: OpenSession,
     tree: Tree,
     tokens: np.ndarray,
-    level: range,
-    ids: np.ndarray | None,
-    size: int,
+    nodes: range,
+    columns: Columns,
+    constraints: Constraints,
 ) -> Array:
-    """Laws of the drafter after each node of a level, checked; zero where nothing is to be drawn.
-
-    ids       the tokens of a reduced vocabulary, or None for all `size` tokens
-    """
-    samplings = [row.draft_sampling for row in rows]
+    """Laws of the drafter after each of these nodes, checked."""
+    samplings, ids = [row.draft_sampling for row in rows], columns.own
     if ids is None:
-        answer = drafter.session.extend(tree, tokens, level)
-    elif len(ids) and not 0 <= ids[0] <= ids[-1] < size:
-        raise DraftproofError(f"the drafter names token {ids[-1]} of a vocabulary of {size}")
+        answer = drafter.session.extend(tree, tokens, nodes)
+    elif len(ids) and not 0 <= ids[0] <= ids[-1] < columns.vocabulary:
+        raise DraftproofError(f"the drafter names token {ids[-1]} of a vocabulary of {columns.vocabulary}")
     else:
-        answer = _reduced(drafter).extend_reduced(tree, tokens, level)
-    _check_shape(answer, (len(rows), len(level), size if ids is None else len(ids)))
-    answer = as_numpy(answer, samplings)
-    if drafter.session.speaks == "logits":  # converted here, so it is a valid law
-        q = unless_silent(answer, lambda scores: laws(scores, rows, tree, tokens, level, samplings))
-    else:
-        q = _checked_law(answer)
-    depth, room = tree.depth[level.start], np.array([[row.depth] for row in rows])
-    wanted = (tokens[:, level.start : level.stop] >= 0) & (depth < room)  # nothing is drawn below an undrawn token
+        answer = _reduced(drafter).extend_reduced(tree, tokens, nodes)
+    _check_shape(answer, (len(rows), len(nodes), columns.vocabulary if ids is None else len(ids)))
+    answer, masks = as_numpy(answer, samplings), constraints.masks(nodes, ids)
+    if drafter.session.speaks == "law":
+        return _checked_law(answer, masks)
+    at_once = _masked_softmax(answer, samplings, masks) if masks else None
+    if at_once is not None:
+        return at_once
+    return unless_silent(
+        answer, lambda scores, *open_: laws(scores, rows, tree, tokens, nodes, samplings, *open_), masks
+    )
+
+
+def _masked_softmax(scores: Array, samplings: Sequence[Sampling], masks: Masks) -> np.ndarray | None:
+    """The laws of a drafter's scores in C, where they are a plain softmax of what is allowed, and something is."""
+    first = samplings[0]
+    plain = first.is_whole and not first.names_tokens and all(other == first for other in samplings[1:])
+    if not plain or not isinstance(scores, np.ndarray) or len(masks) < len(samplings):
+        return None
+    some = np.where(dense(masks, scores.shape), scores, -scores.dtype.type(np.inf))
+    return native.whole_laws(some, float(first.temperature))  # type: ignore[arg-type]
+
+
+def _only(wanted: np.ndarray, q: Array) -> Array:
+    """The laws [B, n, V] where they are wanted [B, n], and zero elsewhere."""
     return q if wanted.all() else array_namespace(q).where(beside(wanted[..., None], q), q, q * 0)
 
 
-def _checked_law(q: Array) -> Array:
+def _checked_law(q: Array, masks: Masks) -> Array:
     """Check a drafter's law and normalise it in at least float32: half-precision rounding would bias the text."""
     xp = array_namespace(q)
     q = q if q.dtype == xp.float64 else xp.astype(q, xp.float32, copy=False)
     total = xp.sum(q, axis=-1)
     if not bool(xp.all((abs(total - 1) < 1e-3) | (total == 0))) or not bool(xp.all(q >= 0)):
         raise DraftproofError("the drafter's law does not sum to one")
-    return normalise(q)
+    return normalise(xp.where(beside(dense(masks, q.shape), q), q, q * 0) if masks else q)
 
 
 def _check_shape(answer: Any, shape: tuple[int, ...]) -> None:
@@ -222,6 +299,8 @@ def _check_shape(answer: Any, shape: tuple[int, ...]) -> None:
 
 def _stack(levels: Sequence[Array], tree: Tree) -> Array:
     """Stack the laws of the inner levels to [B, N, V], with zero rows for the leaves."""
-    xp = array_namespace(levels[0])
+    like = next((level for level in levels if not isinstance(level, np.ndarray)), levels[0])  # a drafter's own array
+    xp = array_namespace(like)
+    levels = [beside(level, like) for level in levels]
     missing = tree.size - sum(level.shape[1] for level in levels)
     return xp.concat([*levels, *[levels[0][:, :1] * 0] * missing], axis=1)[:, : tree.size]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from array_api_compat import array_namespace, is_torch_array
 
 from draftproof.draft import Tree
 from draftproof.engine.request import SampleKey
+from draftproof.grammar import State
 from draftproof.law import Array, sample
 from draftproof.native import step as native
 from draftproof.noise import Lane, uniform, uniforms
@@ -29,17 +30,40 @@ class Row(NamedTuple):
     step: int
     depth: int  # how deep to draft
     top_logprobs: int | None = None  # how many of the likeliest tokens are reported for each token; None: no logprobs
+    state: State | None = None  # of the grammar, after the output
+    room: int = 0  # how deep a draft may go where the grammar says what follows
 
     @property
     def last(self) -> int:
         return (self.output or self.prompt)[-1]
 
 
+Masks = Mapping[int, Sequence[np.ndarray | None]]  # row -> what its grammar allows after each node [V]; None: anything
+
+
 def laws(
-    logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarray, nodes: range, samplings: Sequence[Sampling]
+    logits: Array,
+    rows: Sequence[Row],
+    tree: Tree,
+    tokens: np.ndarray,
+    nodes: Sequence[int],
+    samplings: Sequence[Sampling],
+    masks: Masks | None = None,
 ) -> Array:
     """The laws [B, len(nodes), V] of each node's logits, with the node's own path as history."""
-    logits = as_numpy(logits, samplings)
+    return laws_in_place(as_numpy(logits, samplings), rows, tree, tokens, nodes, samplings, masks)
+
+
+def laws_in_place(
+    logits: Array,
+    rows: Sequence[Row],
+    tree: Tree,
+    tokens: np.ndarray,
+    nodes: Sequence[int],
+    samplings: Sequence[Sampling],
+    masks: Masks | None = None,
+) -> Array:
+    """The same as arrays of the kind that the logits are."""
     xp = array_namespace(logits)
     alike: list[list[int]] = []  # rows with equal sampling share one call
     for b, sampling in enumerate(samplings):
@@ -50,36 +74,59 @@ def laws(
             group.append(b)
     parts = []
     for group in alike:
-        sampling = samplings[group[0]]
-        contexts = None
+        sampling, size = samplings[group[0]], logits.shape[-1]
+        contexts, allowed = None, None
         if sampling.reads_history:
             contexts = [_history(rows[b], tokens[b], tree.path(node)) for b in group for node in nodes]
+        if sampling.grammar is not None and masks is not None:
+            allowed = np.stack([_whole(mask, size) for b in group for mask in masks[b]])
         scores = logits if len(alike) == 1 else logits[group]
-        flat = xp.reshape(scores, (-1, scores.shape[-1]))
-        parts.append(xp.reshape(_law(flat, sampling, contexts), scores.shape))
+        flat = xp.reshape(scores, (-1, size))
+        parts.append(xp.reshape(_law(flat, sampling, contexts, allowed), scores.shape))
     if len(parts) == 1:
         return parts[0]
     place = np.argsort([b for group in alike for b in group])
     return xp.concat(parts, axis=0)[place.tolist()]
 
 
-def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None) -> Array:
+def _whole(mask: np.ndarray | None, size: int) -> np.ndarray:
+    return np.ones(size, dtype=bool) if mask is None else mask
+
+
+def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None, masks: np.ndarray | None) -> Array:
     """Compute the law, in C where it is a plain softmax."""
     if isinstance(scores, np.ndarray) and sampling.is_whole and not sampling.names_tokens:
-        laws = native.whole_laws(scores, float(sampling.temperature))  # type: ignore[arg-type]
+        open_scores = scores if masks is None else np.where(masks, scores, -scores.dtype.type(np.inf))
+        laws = native.whole_laws(open_scores, float(sampling.temperature))  # type: ignore[arg-type]
         if laws is not None:  # else the scores are invalid, and `law` raises the error
             return laws
-    return law(scores, sampling, contexts)
+    return law(scores, sampling, contexts, masks)
 
 
-def unless_silent(scores: Array, law: Callable[[Array], Array]) -> Array:
-    """The laws [..., V] of a drafter's scores; zero rows where all scores are minus infinity: no guess."""
+def unless_silent(scores: Array, law: Callable[..., Array], masks: Masks | None = None) -> Array:
+    """The laws [..., V] of a drafter's scores; zero rows where all scores are minus infinity: no guess.
+
+    With masks of a grammar, which `law` is then given too, only the scores of allowed tokens count.
+    """
     xp = array_namespace(scores)
-    silent = xp.max(scores, axis=-1, keepdims=True) == -float("inf")
+    allowed = xp.where(beside(dense(masks, scores.shape), scores), scores, -float("inf")) if masks else scores
+    silent = xp.max(allowed, axis=-1, keepdims=True) == -float("inf")
     if not bool(xp.any(silent)):
-        return law(scores)
-    q = law(xp.where(silent, 0.0, scores))
+        return law(scores, masks) if masks else law(scores)
+    opened = {b: [None if silent[b, i] else mask for i, mask in enumerate(some)] for b, some in (masks or {}).items()}
+    scores = xp.where(silent, 0.0, scores)
+    q = law(scores, opened) if opened else law(scores)
     return xp.where(silent, q * 0, q)
+
+
+def dense(masks: Masks, shape: tuple[int, ...]) -> np.ndarray:
+    """The masks of all rows as one array [B, n, V]."""
+    whole = np.ones(shape, dtype=bool)
+    for b, some in masks.items():
+        for i, mask in enumerate(some):
+            if mask is not None:
+                whole[b, i] = mask
+    return whole
 
 
 def drawn(law: Array, u: Array) -> Array:

@@ -15,10 +15,11 @@ import numpy as np
 
 from draftproof.draft import Draft, Tree
 from draftproof.engine.eager.decide import Decision
-from draftproof.engine.eager.logprobs import Place, token_logprobs
+from draftproof.engine.eager.logprobs import Place, chain_limits, token_logprobs
 from draftproof.engine.eager.method import Method
 from draftproof.engine.eager.propose import Proposal
-from draftproof.engine.eager.rows import Row, laws
+from draftproof.engine.eager.rows import Row
+from draftproof.engine.eager.target_laws import target_laws
 from draftproof.engine.trace import Step
 from draftproof.errors import first_line
 from draftproof.law import Array
@@ -82,7 +83,7 @@ def step(
 
 
 def _with_logprobs(branches: list[Branch], rows: Sequence[Row], proposal: Proposal, p: Array) -> list[Branch]:
-    """Add the logprobs of emitted tokens to the steps of rows that want them."""
+    """Add the logprobs of emitted tokens, and the limits of acceptance, to the steps of rows that want them."""
     wanted = {row: wants for row, one in enumerate(rows) if (wants := one.top_logprobs) is not None}
     if not wanted:
         return branches
@@ -93,7 +94,12 @@ def _with_logprobs(branches: list[Branch], rows: Sequence[Row], proposal: Propos
     ]
     found = iter(token_logprobs([place for path in places for place in path], max(wanted.values()), proposal, p))
     return [
-        branch._replace(step=branch.step._replace(logprobs=tuple(islice(found, len(branch.step.tokens)))))
+        branch._replace(
+            step=branch.step._replace(
+                logprobs=tuple(islice(found, len(branch.step.tokens))),
+                limit=chain_limits(branch.row, branch.step.depth, proposal, p) if proposal.tree.is_chain else (),
+            )
+        )
         if branch.row in wanted
         else branch
         for branch in branches
@@ -114,14 +120,18 @@ def _learn(drafters: Sequence[OpenSession], proposal: Proposal, logits: Array) -
 
 def _target_laws(logits: Array, rows: Sequence[Row], proposal: Proposal) -> Array:
     """The target's laws after all nodes; on an error each row is tried alone, to find those that fail."""
-    tree, tokens, nodes, errors = proposal.tree, proposal.tokens, range(proposal.tree.size), {}
+    tree, tokens, errors = proposal.tree, proposal.tokens, proposal.constraints.errors
+    if errors:
+        raise RowsError(errors)
+    masks = proposal.constraints.masks(range(tree.size))
     try:
-        return laws(logits, rows, tree, tokens, nodes, [row.sampling for row in rows])
+        return target_laws(logits, rows, tree, tokens, masks)
     except Exception as error:
         whole = error
     for b, row in enumerate(rows):
         try:
-            laws(logits[b : b + 1], [row], tree, tokens[b : b + 1], nodes, [row.sampling])
+            own = {0: masks[b]} if b in masks else {}
+            target_laws(logits[b : b + 1], [row], tree, tokens[b : b + 1], own)
         except Exception as error:
             errors[b] = error
     raise RowsError(errors) if errors else whole  # no single row fails

@@ -14,8 +14,8 @@ from draftproof.engine.eager.arrivals import FEW, MOST, Arrivals
 from draftproof.engine.eager.method import Method
 from draftproof.engine.eager.prefixes import KeptTexts, Prefix
 from draftproof.engine.eager.rows import Row, to_numpy
-from draftproof.engine.eager.step import RowsError, StepResult, step
-from draftproof.engine.memory import draft_bytes
+from draftproof.engine.eager.step import Branch, RowsError, StepResult, step
+from draftproof.engine.memory import OutOfMemory, draft_bytes, too_long
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import shape_name
@@ -207,7 +207,17 @@ class EagerStepper:
             result = step(rows, self.target, self.drafters, self.method, asked)
         except RowsError as failed:
             return EagerPending(start, rows, asked, None, failed.errors, unread)
+        except OutOfMemory:
+            return EagerPending(start, rows, asked, None, self._too_long(), unread)
         return EagerPending(start, rows, asked, result, {}, unread)
+
+    def _too_long(self) -> dict[int, Exception]:
+        """When memory is short, the row with the longest prompt that this step was to read; else raises again."""
+        unread = {row: first for row, (first, *_) in enumerate(self.rows) if not first.trace.steps}
+        if not unread:
+            raise
+        row = max(unread, key=lambda row: len(unread[row].prompt))
+        return {row: too_long(unread[row], len(self.rows) - 1)}
 
     def collect(self, pending: EagerPending) -> list[Outcome]:
         """The outcome of each request; if some failed, the others have not advanced."""
@@ -244,13 +254,23 @@ class EagerStepper:
         self._largest = max(self._largest, draft_bytes(result.draft, result.p), key=lambda size: size["laws"])
         laws = self._laws(result, range(len(pending.rows))) if self.tuner.wants_laws else None
         self.tuner.learn(StepReport(pending.asked, result.draft.tree, steps, seconds, self._fresh, laws))
+        for tuner, branches in self._tuners(result).items():
+            rows = [branch.row for branch in branches]
+            laws = self._laws(result, rows) if tuner.wants_laws else None
+            asked = pending.asked.cut(max(pending.rows[row].depth for row in rows))
+            own = [branch.step for branch in branches]
+            sent = Tree.chain(max(one.depth for one in own))
+            tuner.learn(StepReport(asked, sent, own, seconds, self._fresh, laws))
+        self._fresh = False
+
+    def _tuners(self, result: StepResult) -> dict[Tuner, list[Branch]]:
+        """The tuners of requests that go on, each with what the step brought its texts."""
+        found: dict[Tuner, list[Branch]] = {}
         for branch, requests in zip(result.branches, self.rows, strict=True):
             for request in requests:
                 if request.tuner is not None and not request.finish:
-                    laws = self._laws(result, [branch.row]) if request.tuner.wants_laws else None
-                    asked, sent = pending.asked.cut(pending.rows[branch.row].depth), Tree.chain(branch.step.depth)
-                    request.tuner.learn(StepReport(asked, sent, [branch.step], seconds, laws=laws))
-        self._fresh = False
+                    found.setdefault(request.tuner, []).append(branch)
+        return found
 
     def _laws(self, result: StepResult, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
         """p and q after the last committed tokens of some rows, if q depends on a temperature."""
@@ -283,6 +303,8 @@ class EagerStepper:
             step=len(first.trace.steps),
             depth=max(request.reach for request in requests),
             top_logprobs=max((r.top_logprobs for r in requests if r.top_logprobs is not None), default=None),
+            state=first.state,
+            room=max(request.depth for request in requests),
         )
 
     def _retire(self, row: int) -> None:

@@ -116,6 +116,7 @@ class HeadSession:
         self.texts: list[list[int]] = [[] for _ in range(target.cache.rows)]
         self.known = np.zeros(target.cache.rows, dtype=np.int64)
         self.states = torch.empty(0)  # [B, N, width] the head's own, after each node of the current tree
+        self.followed: int | None = None  # draft tokens of the current step that `law_after` has read
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
         self.rejoin(row, tokens, kept=0)
@@ -171,6 +172,27 @@ class HeadSession:
         entries = (layer.keys, layer.values)
         return native_head.guess(self.model.in_c, self.states, self.angles, entry, entries, temperature, u)
 
+    def forget(self) -> None:
+        self.followed = None
+
+    def law_after(self, path: Sequence[int], temperature: float, mask: np.ndarray) -> np.ndarray | None:
+        """The law [D] of what follows these draft tokens of the only text, among those that the mask [D] allows; zero
+        where it allows none. Within a step each path continues the one before it."""
+        if self.model.in_c is None or not 2 <= len(self.texts[0]) <= self.cache.capacity - len(path):
+            return None
+        if not mask.any():
+            return np.zeros(len(mask), dtype=np.float32)
+        if self.followed is None:
+            self._first(1)
+            self.followed = 0
+        layer, entry = self.cache.layers[-1], int(self.known[0]) + self.followed
+        entries, unread = (layer.keys, layer.values), path[self.followed :]
+        found = native_head.follow(self.model.in_c, self.states, self.angles, entry, entries, unread, temperature, mask)
+        if found is None:
+            raise DraftproofError("the head returned non-finite scores: check its weights and dtype")
+        self.followed, (self.states, law) = len(path), found
+        return law
+
     def widen(self, q: Array) -> torch.Tensor:
         """A law over the tokens it can draft as one over all."""
         return self._spread(torch.as_tensor(q), 0.0)
@@ -182,6 +204,7 @@ class HeadSession:
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
             self.texts[b] += [*(int(tokens[b][n]) for n in tree.path(int(last))), int(token[b])]
+        self.followed = None
 
     def _first(self, rows: int) -> None:
         """Compute the entries that the cache lacks, the one of node 0 last."""

@@ -1,4 +1,4 @@
-"""A trained head that drafts a whole chain in one C call."""
+"""A trained head that drafts in C: a whole chain in one call, or token by token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 from draftproof import native
 from draftproof.models.llama.backends.linear import laid_out
-from draftproof.native import NativeHead, guess
+from draftproof.native import NativeHead, follow, guess
 
-__all__ = ["NativeHead", "guess", "open_head"]
+__all__ = ["NativeHead", "follow", "guess", "open_head"]
 
 
 def open_head(network: Any, embeddings: torch.Tensor, output: nn.Module, norm: nn.Module) -> NativeHead | None:

@@ -1,0 +1,94 @@
+"""The chain of one text under a grammar, by a drafter that follows it token by token.
+
+It drafts what `propose` would, without the arrays of several rows and drafters: those cost as much as a head's law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from draftproof.draft import Tree
+from draftproof.engine.eager.columns import Columns
+from draftproof.engine.eager.constraints import Constraints, checked, is_open
+from draftproof.engine.eager.rows import Row, drawn
+from draftproof.errors import first_line
+from draftproof.grammar import State
+from draftproof.models.base import PathDrafter
+from draftproof.noise import Lane, uniform
+
+
+class Followed:
+    """Draft tokens, and the laws they were drawn from: a token where it was sure, an array where it was drawn."""
+
+    def __init__(self, state: State) -> None:
+        self.tokens: list[int] = []
+        self.laws: list[np.ndarray | int] = []
+        self.states: list[State | None] = [checked(state)]
+        self.failure: str | None = None
+
+    def add(self, token: int, law: np.ndarray | int) -> None:
+        here = self.states[-1]
+        self.tokens.append(token)
+        self.laws.append(law)
+        self.states.append(None if here is None else checked(here.after(token)))
+
+    def dense(self, columns: Columns) -> tuple[np.ndarray, np.ndarray | None]:
+        """The laws [1, N, D], with a zero row after the last token, and the tokens of their columns."""
+        places = [columns.place(law) if isinstance(law, int) else -1 for law in self.laws]
+        q = np.zeros((1, len(places) + 1, columns.size), dtype=np.float32)
+        for n, (law, place) in enumerate(zip(self.laws, places, strict=True)):
+            if isinstance(law, int):
+                q[0, n, place] = 1
+            else:
+                q[0, n, : len(law)] = law
+        return columns.ascending(q)
+
+    @property
+    def constraints(self) -> Constraints:
+        return Constraints({0: self.states})
+
+
+def follow(row: Row, drafter: PathDrafter, longest: int, room: int) -> Followed | None:
+    """Draft the tokens that are sure and then up to `longest` more, at most `room` in all; None where it cannot.
+
+    What was drawn before a failure stays: see `propose`.
+    """
+    assert row.state is not None
+    made, left, ids = Followed(row.state), longest, np.asarray(drafter.draft_tokens)
+    next_law = _laws(row, drafter, ids)
+    guessed = False
+    while len(made.tokens) < room and is_open(here := made.states[-1]) and here is not None:
+        guessed = guessed or here.expected < 0
+        if guessed and not left:
+            break
+        if here.expected >= 0:
+            made.add(here.expected, here.expected)
+            left -= guessed
+            continue
+        try:
+            law = next_law(made.tokens, here)
+        except Exception as error:  # whatever a drafter raises, the text goes on
+            made.failure = first_line(error)
+            break
+        if law is None:
+            return None
+        u = uniform(*row.members[0], row.step, Lane.DRAFT, len(made.tokens) + 1)
+        place = int(drawn(law[None], np.array([u]))[0])
+        if not law[place] > 0:  # a law of zeros: nothing is drafted
+            break
+        made.add(int(ids[place]), law)
+        left -= 1
+    return made
+
+
+def _laws(row: Row, drafter: PathDrafter, ids: np.ndarray) -> Callable[[list[int], State], np.ndarray | None]:
+    temperature = row.draft_sampling.temperature
+    assert not callable(temperature)
+    return lambda path, here: drafter.law_after(path, temperature, here.allowed[ids])
+
+
+def fits(rows: Sequence[Row], tree: Tree) -> bool:
+    """Whether this is a chain of one text under a grammar, whose draft is sampled by temperature alone."""
+    return len(rows) == 1 and rows[0].state is not None and tree.is_chain and rows[0].draft_sampling.is_whole

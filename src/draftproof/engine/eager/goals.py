@@ -1,0 +1,40 @@
+"""How far each row of a step is drafted, and how much room that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from draftproof.draft import Tree
+from draftproof.engine.eager.rows import Row
+
+ROOM = 33  # nodes of a chain that goes on where a grammar makes sure of the next token
+
+
+def roomy(rows: Sequence[Row], tree: Tree) -> Tree:
+    """The tree, with room for what the grammar of a row makes sure of if it is a chain."""
+    constrained = tree.is_chain and any(row.state is not None for row in rows)
+    return Tree.chain(max(tree.size, ROOM) - 1) if constrained else tree
+
+
+class Goals:
+    """How far each row is drafted. In a chain, tokens that a grammar makes sure of do not count before the first guess.
+
+    After a guess they count, because they are of no use where it is rejected, and the target's call takes longer.
+    """
+
+    def __init__(self, rows: Sequence[Row], tree: Tree) -> None:
+        self._is_chain, deepest = tree.is_chain, tree.depth[-1]
+        self._left = np.array([[min(row.depth, deepest)] for row in rows])
+        self._room = np.array([[row.depth if row.state is None else row.room] for row in rows])
+        self._guessed = np.zeros((len(rows), 1), dtype=bool)
+
+    def wanted(self, depth: int, possible: np.ndarray, sure: np.ndarray) -> np.ndarray:
+        """[B, nodes of a level]: where to draw, of the nodes where that is possible."""
+        if not self._is_chain:
+            return possible & (depth < self._left)
+        self._guessed = self._guessed | ~sure
+        wanted = possible & (depth < self._room) & ((self._left > 0) | ~self._guessed)
+        self._left = self._left - (wanted & self._guessed)
+        return np.asarray(wanted)
