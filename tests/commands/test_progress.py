@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
-from draftproof.commands.progress import PAUSE, Bars, stages
+from draftproof.commands import progress
+from draftproof.commands.progress import PAUSE, Bars, compiling, stages
 
 REMARK = "step 1180 overlap 0.731 0.612 0.555 0.503 loss 1.234"
 
@@ -80,3 +84,52 @@ def test_a_terminal_gets_bars():
         report("training", 0.5, REMARK)
     assert "━" in file.getvalue()
     assert REMARK in file.getvalue()
+
+
+def compiled(*hits: bool) -> None:
+    """What Triton tells its listener after each kernel."""
+    from triton import knobs
+
+    for hit in hits:
+        if knobs.compilation.listener is not None:
+            knobs.compilation.listener(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_kernels_are_counted_until_the_first_text(terminal, gpu, monkeypatch):
+    monkeypatch.setattr(progress, "_runs_kernels", lambda: gpu)
+    console = Console(width=80, file=io.StringIO(), force_terminal=terminal, color_system=None)
+    with compiling(console) as begin:
+        compiled(True, True)  # found on disk
+        assert console.file.getvalue() == ""
+        compiled(False, True, False)
+        begin()
+        said = console.file.getvalue()
+        compiled(False)
+    assert ("compiling kernels, once for this model and GPU: 2 so far" in said) == (terminal and gpu)
+    assert console.file.getvalue() == said  # nothing comes between pieces of text
+    compiled(False)
+    assert console.file.getvalue() == said
+
+
+def test_triton_tells_of_a_kernel_that_it_compiles(tmp_path):
+    """In a process of its own: here kernels may be interpreted."""
+    program = tmp_path / "kernel.py"
+    program.write_text(
+        "import triton, triton.language as tl\n"
+        "from triton.backends.compiler import GPUTarget\n"
+        "from draftproof.kernels.lib.compiling import compilations\n"
+        "@triton.jit\n"
+        "def ones(x, n: tl.constexpr):\n"
+        "    tl.store(x + tl.arange(0, n), 1.0)\n"
+        "source = triton.compiler.ASTSource(ones, {'x': '*fp32', 'n': 'constexpr'}, {(1,): 64})\n"
+        "told = []\n"
+        "with compilations(lambda: told.append(1)):\n"
+        "    for _ in range(2):\n"
+        "        triton.compile(source, target=GPUTarget('cuda', 90, 32))\n"
+        "print(len(told))\n"
+    )
+    settings = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    ran = subprocess.run([sys.executable, program], env=settings, capture_output=True, text=True, check=True)
+    assert ran.stdout == "1\n"

@@ -1,4 +1,4 @@
-"""The commands together: draftproof generate, chat, serve, limits, distill, audit, collect, bench, list."""
+"""The commands together: draftproof generate, chat, serve, warm, limits, distill, audit, collect, bench, list."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from draftproof.commands.generate import generate
 from draftproof.commands.limits import limits
 from draftproof.commands.rules import list_rules
 from draftproof.commands.serve import serve
+from draftproof.commands.warm import warm
 
 app = typer.Typer(
     help="Faster text from a language model, from exactly the model's own distribution.",
@@ -22,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (generate, chat, serve, limits, distill, audit, collect):
+for command in (generate, chat, serve, warm, limits, distill, audit, collect):
     app.command()(command)
 app.command("list")(list_rules)
 app.add_typer(bench, name="bench")

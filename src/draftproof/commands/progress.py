@@ -1,10 +1,12 @@
-"""Progress of work in stages: bars with the time left on a terminal, a plain line now and then anywhere else."""
+"""Progress of work: bars with the time left on a terminal, a plain line now and then elsewhere; and of compilation."""
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 from rich.console import Console, RenderableType
@@ -25,6 +27,39 @@ def stages(console: Console, clock: Callable[[], float] = time.monotonic) -> Ite
         return
     with Bars(console, clock) as bars:
         yield bars.report
+
+
+@contextmanager
+def compiling(console: Console) -> Iterator[Callable[[], None]]:
+    """On a terminal, a line about the kernels that are compiled for a GPU, until the function that is given is called.
+
+    Nothing is shown where none is compiled, as in all later runs.
+    """
+    if not console.is_terminal or not _runs_kernels():
+        yield lambda: None
+        return
+    from draftproof.kernels.lib.compiling import compilations
+
+    status, count = console.status(""), itertools.count(1)
+    with ExitStack() as stack:
+        stack.callback(status.stop)
+
+        def note() -> None:
+            status.update(f"compiling kernels, once for this model and GPU: {next(count)} so far")
+            status.start()
+
+        stack.enter_context(compilations(note))
+        yield stack.close
+
+
+def _runs_kernels() -> bool:
+    """Whether there is a GPU that runs our kernels; torch is imported by whoever loaded a model."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return False
+    from draftproof import kernels
+
+    return kernels.available(torch.device("cuda"))
 
 
 class Bars(Progress):

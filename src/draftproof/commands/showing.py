@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,12 @@ def show(writing: Stream) -> Output:
     """
     console, begun = _console(), False
     try:
-        for piece in writing:
-            _print(console, [piece])
-            begun = True
+        with _until_the_first() as begin:
+            for piece in writing:
+                if not begun:
+                    begin()
+                _print(console, [piece])
+                begun = True
     except KeyboardInterrupt:
         if not begun:
             raise
@@ -60,8 +64,8 @@ def samples(scheduler: Scheduler, requests: Sequence[Request], shown: bool) -> l
     try:
         if shown:
             _head(console, turn, len(requests))
-        while not scheduler.is_finished:
-            for request, pieces in scheduler.step():
+        for made in _steps(scheduler):
+            for request, pieces in made:
                 waiting[request] += pieces
             while shown and turn < len(requests):
                 request = requests[turn]
@@ -104,7 +108,7 @@ def summarise_samples(outputs: Sequence[Output], speeds: Any, by_clock: bool, ow
     lines = ["", f"{len(outputs)} samples with {tokens} tokens in {len(longest.steps)} target calls{speed}"]
     if drafted:
         chosen = f", chosen for {longest.chosen_for}" if longest.chosen_for else ""
-        share = f"{accepted} of {drafted} guesses accepted ({accepted / drafted:.0%})"
+        share = f"{accepted} of {drafted} draft tokens accepted ({accepted / drafted:.0%})"
         lines.append(f"draft {longest.drafter}, verifier {longest.verifier}{chosen}: {share}")
     lines += [longest.notice] if longest.notice else []
     ends = ", ".join(f"{end} x {count}" for end, count in Counter(output.finish for output in outputs).most_common())
@@ -163,6 +167,24 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
+
+
+def _steps(scheduler: Scheduler) -> Iterator[list[tuple[Request, list[Piece]]]]:
+    """The pieces of every step."""
+    with _until_the_first() as begin:
+        while not scheduler.is_finished:
+            pieces = scheduler.step()
+            begin()
+            yield pieces
+
+
+def _until_the_first() -> AbstractContextManager[Callable[[], None]]:
+    """Say while the first step compiles kernels, on standard error; the function ends that."""
+    from rich.console import Console
+
+    from draftproof.commands.progress import compiling
+
+    return compiling(Console(stderr=True))
 
 
 def _print(console: Console, pieces: Sequence[Piece]) -> None:

@@ -127,7 +127,7 @@ class AsyncEngine:
     def __init__(self, target: Named, **settings: Unpack[EngineSettings]) -> None:
         """The settings are those of `Engine`."""
         self._engine = Engine(target, **settings)  # used by the worker's thread alone
-        self.target = self._engine.target
+        self.target, self.setup = self._engine.target, self._engine.setup
         self._worker = Worker()
         weakref.finalize(self, self._worker.stop, abort=True).atexit = False
 
@@ -141,7 +141,8 @@ class AsyncEngine:
         def opens() -> Opened:
             return engine.scheduler, engine.add_samples(prompt, n, **settings)
 
-        return AsyncRequest(self._worker, self._worker.submit(opens), n, owner=self)
+        compiles = engine.setup.compiles(settings.get("sampling"))
+        return AsyncRequest(self._worker, self._worker.submit(opens, compiles), n, owner=self)
 
     def stream(self, prompt: Prompt, **settings: Unpack[RequestSettings]) -> AsyncRequest:
         """Generate one text piece by piece: `async for piece in engine.stream(...)`."""

@@ -128,6 +128,7 @@ class Engine:
             "logprobs": logprobs,
             "prediction": expected,
             "speculate": speculate,
+            "seeded": seed is not None,
         }
         keys = (SampleKey(chosen, i) for i in range(n))
         requests = [setup.request(ids, samplings, max_new_tokens, key, **settings) for key in keys]

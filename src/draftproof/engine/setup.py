@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ from draftproof.engine.choices import (
     choose_tuner,
     chosen_reason,
 )
+from draftproof.engine.eager.goals import ROOM
 from draftproof.engine.eager.method import method_of
 from draftproof.engine.eager.stepper import EagerStepper
+from draftproof.engine.memory import opened
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler, Stepper
 from draftproof.engine.trace import Trace
-from draftproof.engine.tuning import Auto, Fixed, Pace, Tuner, assumed, hope
+from draftproof.engine.tuning import Auto, Fixed, Pace, Tuner, assumed, hope, tuned
 from draftproof.errors import DraftproofError
-from draftproof.models import drafter, load
+from draftproof.grammar import State
+from draftproof.models import drafter, grammars, load
 from draftproof.models.base import Model, check_model, default_sampling, facts
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.prediction import Prediction
@@ -52,6 +56,7 @@ class Setup:
     tuner: Tuner
     draw: Draw
     per_request: bool = False  # every request tunes the length of its own chain, within the tuner's
+    together: Tuner | None = None  # of requests without a seed: by the clock, from what all of them have shown
     compile: bool = False  # on a GPU, compile both networks
     chosen_for: str = ""  # why the rule is not the default one, where none was named
 
@@ -88,12 +93,23 @@ class Setup:
         heated = tempers(rule, host) if callable(tempers) else tempers
         tuner, per_request = choose_tuner(rule, drafts, tree, repeatable, heated)
         drawn = choose_draw(rule, tuner.example, draw)
-        return Setup(host, drafts, rule, tuner, drawn, per_request, compile, chosen_for)
+        together = tuned(rule.trees, drafts, tempers=False) if per_request else None
+        return Setup(host, drafts, rule, tuner, drawn, per_request, together, compile, chosen_for)
+
+    @property
+    def drafter(self) -> str:
+        """The names of the drafters; "none" for plain sampling."""
+        return " + ".join(draft.name for draft in self.drafts) or "none"
 
     def suited(self, sampling: Sampling | None, draft_sampling: Sampling | None = None) -> tuple[Sampling, Sampling]:
         """The samplings of target and draft, with the target's own end tokens; None stands for the target's own."""
         chosen = suited(default_sampling(self.target) if sampling is None else sampling, self.target)
-        return chosen, suited(draft_sampling or chosen, self.target)
+        drafted = suited(draft_sampling or chosen, self.target)
+        if drafted.grammar not in (None, chosen.grammar):
+            raise DraftproofError(
+                "draft_sampling has another grammar than the text: leave it out, the text's own is used"
+            )
+        return chosen, drafted if drafted.grammar == chosen.grammar else replace(drafted, grammar=chosen.grammar)
 
     def request(
         self,
@@ -109,6 +125,7 @@ class Setup:
         logprobs: int | None = None,
         prediction: tuple[int, ...] = (),
         speculate: bool = True,
+        seeded: bool = True,
     ) -> Request:
         """Create a request.
 
@@ -118,31 +135,48 @@ class Setup:
         logprobs      report each token's logprob, and so many of the likeliest tokens there
         prediction    what the text is expected to be, for a set-up that `predicts`
         speculate     false: nothing is drafted for this text
+        seeded        false: nobody will ask for the same text again, so its drafts may be tuned by the clock
         """
         tuner: Tuner | None = None
         if not speculate:
             tuner = Fixed(Tree.chain(0))
         elif self.per_request and not self.uses_graph(samplings, logprobs=logprobs):  # a graph has one length for all
             expected = PREDICTED if prediction else hope(self.drafts)
-            tuner = Auto("chain", assumed(self.target, self.drafts), tempers, expected)
-        drafter = " + ".join(draft.name for draft in self.drafts) if speculate else ""
+            own = seeded or prediction or self.together is None
+            tuner = Auto("chain", assumed(self.target, self.drafts), tempers, expected) if own else self.together
+        drafter = self.drafter if speculate else "none"
         return Request(
             prompt,
             *samplings,
             max_new_tokens,
             key,
-            Trace(self.rule.name, drafter or "none", self.rule.notice, chosen_for=self.chosen_for),
+            Trace(self.rule.name, drafter, self.rule.notice, chosen_for=self.chosen_for),
             context=self.target.context,
             tokenizer=self.target.tokenizer if detokenize else None,
             stop=stop,
             stopping=stopping,
             tuner=tuner,
             # saves work where the text does not depend on the draft's length, or is not repeatable in any case
-            cuts_drafts=self.rule.name in couple.COUPLINGS or self.tuner.tunes,
+            cuts_drafts=self.rule.name in couple.COUPLINGS or self.tuner.tunes or not seeded,
             top_logprobs=logprobs,
             prediction=prediction,
             setup=self,
+            start=self._start(samplings[0]),
         )
+
+    def _start(self, sampling: Sampling) -> State | None:
+        """Where a text begins in its grammar; a grammar that cannot be used is refused here."""
+        if sampling.grammar is None:
+            return None
+        return grammars.start(sampling.grammar, self.target, tuple(sampling.ends))
+
+    def compiles(self, sampling: Sampling | None) -> Callable[[], State | None] | None:
+        """What compiles the grammar of a request, where there is one that has not been compiled yet."""
+        if not isinstance(sampling, Sampling) or sampling.grammar is None:
+            return None
+        chosen = suited(sampling, self.target)
+        known = grammars.is_known(chosen.grammar, self.target, tuple(chosen.ends))
+        return None if known else partial(self._start, chosen)
 
     def predicts(self) -> Setup:
         """The same for requests with a prediction, which is drafted first; the drafter has the tokens it says nothing
@@ -168,10 +202,13 @@ class Setup:
 
     def stepper(self, request: Request, rows: int, length: int, reuse: bool, kept: int | None) -> Stepper:
         """A stepper for requests like this one."""
-        capacity = min(length, self.target.context or length) + self.tuner.size
+        longest, models = min(length, self.target.context or length), (self.target, *self.drafts)
         if self.serves_by_graph(request, rows):
-            return self._graph_stepper(rows, capacity, reuse)
-        return self._eager_stepper(rows, capacity, kept)
+            capacity = longest + self.tuner.size
+            return opened(lambda: self._graph_stepper(rows, capacity, reuse), models, rows, capacity)
+        constrained = request.start is not None or kept is not None  # where texts come and go, later ones may be
+        capacity = longest + max(self.tuner.size, ROOM if constrained else 0)
+        return opened(lambda: self._eager_stepper(rows, capacity, kept), models, rows, capacity)
 
     def serves_by_graph(self, request: Request, rows: int) -> bool:
         """Whether the graph stepper serves this request."""

@@ -73,6 +73,7 @@ class Channel:
         self._mail: deque[Update | Exception] = deque()
         self._news: Future[None] | None = None  # that a consumer awaits
         self._is_closed = False
+        self.is_given_up = False  # by its consumer
 
     # The worker's side
 
@@ -159,17 +160,35 @@ class Worker:
 
     # What callers ask for, from any thread
 
-    def submit(self, opens: Callable[[], Opened]) -> Channel:
-        """Add requests to a scheduler; `opens` does that, in the worker's thread."""
+    def submit(self, opens: Callable[[], Opened], before: Callable[[], object] | None = None) -> Channel:
+        """Add requests to a scheduler; `opens` does that, in the worker's thread.
+
+        before    what must be done first and may take long, such as compiling a grammar: in a thread of its own, while
+                  other texts go on
+        """
         channel = Channel()
+        if before is None:
+            self._put(channel, opens)
+        else:
+            threading.Thread(target=self._after, args=(before, channel, opens), daemon=True).start()
+        return channel
+
+    def _after(self, before: Callable[[], object], channel: Channel, opens: Callable[[], Opened]) -> None:
+        try:
+            before()
+            self._put(channel, opens)
+        except BaseException as error:  # what is wrong with the request, or the engine was closed meanwhile
+            channel.refuse(_exception(error))
+
+    def _put(self, channel: Channel, opens: Callable[[], Opened]) -> None:
         with self._lock:
             if self._is_closed:
                 raise DraftproofError("the engine is closed: open another one")
             self._jobs.put(partial(self._open, channel, opens))
-        return channel
 
     def cancel(self, channel: Channel) -> None:
         """Cancel the requests of a channel that have not ended; their text so far is kept."""
+        channel.is_given_up = True
         self._jobs.put(partial(self._cancel, channel))
 
     def stop(self, abort: bool) -> None:
@@ -209,6 +228,8 @@ class Worker:
         self._schedulers.setdefault(scheduler, 0)
         self._watched |= {request: Watched(scheduler, channel, i) for i, request in enumerate(requests)}
         channel.open(requests)
+        if channel.is_given_up:  # before it came here
+            self._cancel(channel)
 
     def _cancel(self, channel: Channel | None = None, error: Exception | None = None) -> None:
         """Cancel the requests of one channel, or all."""

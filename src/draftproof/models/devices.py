@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from typing import Any
 
 from draftproof.errors import DraftproofError
@@ -50,6 +52,19 @@ def _count(kind: str) -> int:
         return int(module.device_count()) if module.is_available() else 0
     except (RuntimeError, AttributeError):  # torch was built without it
         return 0
+
+
+@cache  # said once
+def note_missing_kernels(place: str) -> None:
+    """Say in one line if torch does on this GPU what our kernels do on others."""
+    import torch
+
+    from draftproof import kernels
+
+    device = torch.device(place)
+    if device.type == "cuda" and (why := kernels.obstacle(device)):
+        gpu = torch.cuda.get_device_name(device)
+        print(f"note: torch runs every step on {gpu} ({why}): as exact, and slower", file=sys.stderr, flush=True)
 
 
 def check_precision(dtype: str) -> str:

@@ -70,12 +70,14 @@ class HFModel:
         """Size and speed facts, computed from the config because packed weights cannot be counted."""
         config, device = self.network.config.get_text_config(), str(self.network.device.type)
         width, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 1
-        shared = width * (getattr(config, "num_key_value_heads", None) or heads) // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        size, shared = getattr(config, "head_dim", None) or width // heads, width * kv_heads // heads
         inner = getattr(config, "intermediate_size", None) or 4 * width
         weights = config.num_hidden_layers * width * (2 * width + 2 * shared + 3 * inner) + config.vocab_size * width
         fused = isinstance(self.network, FusedLlama)
         cost = 0.01 if device == "cuda" else 0.05 if fused else 0.1
-        return ModelFacts(int(weights), True, device, cost, self.obstacle)
+        cached = 2 * config.num_hidden_layers * kv_heads * size * self.network.dtype.itemsize
+        return ModelFacts(int(weights), True, device, cost, int(cached), self.obstacle)
 
     @cached_property
     def default_sampling(self) -> Sampling:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError, first_line, nearest
 from draftproof.models.base import Model, check_drafts_fit, facts
-from draftproof.models.devices import check_precision, choose_device, precision
+from draftproof.models.devices import check_precision, choose_device, note_missing_kernels, precision
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.recall import Recall
@@ -46,12 +46,12 @@ def load(name: str | Path, *, dtype: str = "float32", device: str | None = None,
     network, tokenizer = (read_lean if lean else read)(name, precision(dtype))
     if dtype == "int8":
         return HFModel(_quantised(name, network, tokenizer), tokenizer, f"{name} (int8)")
+    note_missing_kernels(place)
     try:
         network = network.to(place)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a missing device
-        raise DraftproofError(
-            f"{name} cannot be put on {place!r} ({first_line(error)}): name another device"
-        ) from error
+        remedy = "choose a smaller model or another dtype" if "out of memory" in str(error) else "name another device"
+        raise DraftproofError(f"{name} cannot be put on {place!r} ({first_line(error)}): {remedy}") from error
     return HFModel(pack(network) if lean and place == "cpu" and dtype == "float32" else network, tokenizer, name)
 
 

@@ -11,9 +11,10 @@ import torch
 
 import draftproof as dp
 from draftproof import verify
+from draftproof.engine.graph import capture
 from draftproof.engine.graph import runner as fused
 from draftproof.engine.graph import step as resident
-from draftproof.engine.graph.capture import PromptReader
+from draftproof.engine.graph.capture import PromptReader, Stopwatch
 from draftproof.kernels.types import Fault
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.static import packing
@@ -109,8 +110,8 @@ def test_a_step_that_was_for_nobody_teaches_nothing():
     assert made.trace.shapes == {"chain:0": 4}
 
 
-def short_of_memory(*args):
-    raise torch.OutOfMemoryError("for a moment")
+def busy(*args):
+    raise RuntimeError("for a moment")
 
 
 @pytest.mark.parametrize("what", ["prompts", "controls"])
@@ -129,8 +130,8 @@ def test_what_was_not_ready_when_a_step_raised_is_made_ready_before_the_next(wha
     stepper = batch.stepper
     place, name = (stepper.device_step, "read") if what == "prompts" else (stepper, "_set_controls")
     with monkeypatch.context() as patch:
-        patch.setattr(place, name, short_of_memory)
-        with pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(place, name, busy)
+        with pytest.raises(RuntimeError):
             batch.step()
     finish(batch)
     assert [request.tokens for request in made] == [request.tokens for request in expected]
@@ -300,7 +301,7 @@ def test_a_width_that_comes_again_is_recorded(kind, monkeypatch):
 
     plain, recording = (graph(target, draft, "block", dp.Tree.chain(3), 2, 60) for _ in range(2))
     recording.stepper.device_step.readers = [
-        PromptReader(session, record) for session in recording.stepper.device_step.sessions
+        PromptReader(session, record, Stopwatch()) for session in recording.stepper.device_step.sessions
     ]
     counts = []
     for prompts in ([[65] * 3], [[66] * 5, [67]], [[68] * 9], [[69] * 7], [[70, 71] * 5, [72] * 3], [[73]]):
@@ -457,6 +458,37 @@ def test_time_is_the_devices_or_the_hosts(monkeypatch):
     assert made[0].trace.seconds == {"prompt": 110, "draft": 0, "target": 40, "verify": 0, "overhead": 2}
 
 
+def test_compiling_is_start_up_and_not_prefill(monkeypatch):
+    """Capturing takes 500 on this clock, reading a prompt 100."""
+    clock = [0.0]
+    for module in (fused, resident, capture):
+        ours = SimpleNamespace(perf_counter=lambda: clock[0], perf_counter_ns=lambda: int(clock[0] * 1e9))
+        monkeypatch.setattr(module, "time", ours)
+    target = tiny.model()
+    (made,) = requests(target, [[65, 66]], dp.Sampling(), length=4)
+    batch = graph(target, None, "block", dp.Tree.chain(0), 1, 40)
+    batch.add([made])
+    step = batch.stepper.device_step
+    run, read = step.run, step.read
+
+    def captured(tree):
+        with step.start.running():
+            clock[0] += 500 * (not made.trace.steps)
+        return run(tree)
+
+    def prefilled(texts):
+        clock[0] += 100
+        read(texts)
+
+    monkeypatch.setattr(step, "run", captured)
+    monkeypatch.setattr(step, "read", prefilled)
+    finish(batch)
+    # two steps are launched before the first is collected
+    assert made.trace.start_seconds == 1000
+    assert made.trace.seconds == {"prompt": 100, "draft": 0, "target": 0, "verify": 0, "overhead": 0}
+    assert "start 1000.0 s, before the first target call" in made.trace.summary()
+
+
 def test_a_text_is_written_where_the_last_one_was(monkeypatch):
     """So nothing is recorded anew; but only where nobody writes, there is room, and the kind of batch is the same."""
     monkeypatch.setattr("draftproof.engine.graph.fits", lambda *asked: True)
@@ -481,8 +513,9 @@ def test_a_text_is_written_where_the_last_one_was(monkeypatch):
     assert write([65, 66])[0] == alone
 
 
-def test_what_fits():
+def test_what_fits(monkeypatch):
     """On a GPU, plain sampling and chains; a coupling draws with noise of its own, with and without a drafter."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     target, draft = tiny.model(), tiny.model("llama", 1)
     target.network = SimpleNamespace(device=torch.device("cuda"))
     samplings = (dp.Sampling(), dp.Sampling())
@@ -496,5 +529,7 @@ def test_what_fits():
     assert not fits([draft], "gumbel", dp.Tree.chain(5))
     assert not fits([draft], "block", dp.Tree.star(2))
     assert not fits([], "block", dp.Tree.chain(0), (dp.Sampling(typical_p=0.9),) * 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not fits([draft], "block", dp.Tree.chain(5))
     target.network = SimpleNamespace(device=torch.device("cpu"))
     assert not fits([draft], "block", dp.Tree.chain(5))

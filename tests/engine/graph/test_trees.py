@@ -164,9 +164,10 @@ def test_leaves_are_not_drafted_after():
     assert calls.target.nodes == tuple(range(21))
 
 
-def test_what_fits():
+def test_what_fits(monkeypatch):
     """Trees of a size, by traversal, with controls that do not look at the path; windows wider than they are deep."""
     target, draft, plain = tiny.model(), tiny.model("llama", 1), dp.Sampling()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     head = drafter("head", target)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     target.network = on_gpu

@@ -128,6 +128,31 @@ def test_a_trained_drafter_is_hoped_for_and_given_up_as_soon():
     assert mean(trained, 600, 0.02) > 0.985
 
 
+def in_a_batch(auto, rows, steps, call, accept):
+    """Depths that are asked for in so many steps of `rows` texts, each of which accepts a draft token as likely."""
+    asked = []
+    for _ in range(steps):
+        tree = auto.tree
+        depth = tree.depth[-1]
+        reached = tuple(accept ** (i + 1) for i in range(depth))
+        seconds = {"draft": 0.1 * depth, "target": call(rows * tree.size)}
+        step = Step((0,), depth, depth, 0, reached, (), seconds)
+        auto.learn(StepReport(tree, tree, [step] * rows, seconds))
+        asked.append(depth)
+    return asked
+
+
+def test_drafting_stops_in_a_large_batch_and_goes_on_in_a_small_one():
+    """In a batch a call is bound by arithmetic. What drafts save before a plain step was measured is not known."""
+    auto = Auto("chain", hope=0.65)
+    auto.learn(prompt_read(50.0))
+    asked = in_a_batch(auto, 16, 60, lambda tokens: 4 + tokens, 0.6)
+    assert asked[1] > 0
+    assert np.mean(asked[20:]) < 0.2
+    alone = in_a_batch(auto, 2, 12, lambda tokens: 40 + tokens / 10, 0.6)
+    assert np.mean(alone[3:]) > 1
+
+
 def test_of_lengths_that_are_about_as_good_a_trained_drafter_takes_the_longest():
     auto = Auto("chain", Nominal(0.05, 0.08), hope=0.65)
     auto.seen[1].longest = 12
@@ -336,6 +361,23 @@ def test_a_seed_gives_the_same_text_whoever_else_is_in_the_batch():
     first = dp.generate(target, "hello", seed=5, **settings)
     assert first.tokens == dp.generate(target, "hello", seed=5, **settings).tokens
     assert len(first.trace.shapes) > 1
+
+
+def test_texts_of_an_engine_without_a_seed_are_tuned_together():
+    target, draft = table(1), table(2)
+    engine = dp.Engine(target, draft=draft, rows=4, length=64)
+    free = [engine.add_request(PROMPT, max_new_tokens=20) for _ in range(2)]
+    seeded = [engine.add_request(PROMPT, max_new_tokens=20, seed=1) for _ in range(2)]
+    assert free[0].tuner is free[1].tuner
+    assert len({id(request.tuner) for request in (*seeded, free[0])}) == 3
+    while not engine.is_finished:
+        engine.step()
+    assert [len(request.tokens) for request in (*free, *seeded)] == [20] * 4
+    assert (
+        seeded[0].tokens
+        == seeded[1].tokens
+        == dp.generate(target, PROMPT, draft=draft, max_new_tokens=20, seed=1).tokens
+    )
 
 
 def test_shapes_are_chosen_by_what_can_be_repeated():

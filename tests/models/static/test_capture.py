@@ -10,7 +10,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftproof import Tree
+import draftproof as dp
+from draftproof import Tree, kernels
+from draftproof.engine.graph import step as resident
+from draftproof.engine.graph.step import DeviceStep
+from draftproof.kernels import Controls, Fault
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.llama.backends import megakernel, tables, triton_ops
@@ -20,6 +24,7 @@ from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.static.head import StaticHead
 from draftproof.models.static.session import StaticSession
 from draftproof.models.static.tree_calls import TreeCalls
+from draftproof.sampling import Context
 from tests.support import tiny
 from tests.support.layers import DEVICE, model
 
@@ -118,6 +123,54 @@ def test_a_step_makes_nothing_from_the_host(kind: str, backend: str, monkeypatch
         assert torch.equal(one, other)
     if backend == "one launch":
         assert set(ran) == ({0, 1} if kind == "head" else {0})  # the head's first call, and its others
+
+
+SHAPES = {  # what commands ask for where nothing is set, and what they are asked most often
+    "default": ("head", torch.bfloat16, Tree.chain(5), dp.Sampling(temperature=0.8)),
+    "no draft": ("none", torch.bfloat16, Tree.chain(0), dp.Sampling(top_k=20, top_p=0.9)),
+    "tree": ("head", torch.bfloat16, Tree.of(2, 1), dp.Sampling(temperature=0.8)),
+    "draft model": ("rebuilt", torch.float32, Tree.chain(1), dp.Sampling(top_p=0.9, min_p=0.01)),
+    "penalties": ("head", torch.bfloat16, Tree.chain(1), dp.Sampling(repetition_penalty=1.2, banned=[3, 4])),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nor_does_a_whole_step_with_verification(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that `DeviceStep` captures: drafting, the target's call, verification and commit, by our kernels."""
+    kind, dtype, tree, sampling = SHAPES[shape]
+    device = torch.device(DEVICE)
+    monkeypatch.setattr(triton_ops, "supports", lambda blocks: True)
+    monkeypatch.setattr(tables, "movable", lambda buffers: True)
+    monkeypatch.setattr(kernels, "_fused", lambda logits, backend: True)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(resident, "_stamp", lambda clock, place: None)  # the device's own clock
+    target = cast(model("llama", 0), dtype)
+    draft = None if kind == "none" else head(target) if kind == "head" else cast(model("llama", 1), dtype)
+    step = DeviceStep(target, draft, "block" if tree.is_chain else "traversal", tree, ROWS, CAPACITY)
+    step.by_kernels = True
+    texts = [Context((70, 71, 72), ())] * ROWS
+    controls = step.controls = Controls.of([sampling] * ROWS, tree.size, target.vocabulary, device, texts)
+    for column, value in zip(step.state[1:], (2, 0, 30, 30, 1, 0), strict=True):
+        column.fill_(value)
+    step.read((row, text.prompt) for row, text in enumerate(texts))
+    step._calls[tree] = TreeCalls.of(tree, device)
+    moving = [part for part in (*step.state, controls.seen, controls.made) if part is not None]
+    saved = [part.clone() for part in moving]
+    with torch.no_grad():
+        warm = step._body(tree)  # as before a capture
+        for part, old in zip(moving, saved, strict=True):
+            part.copy_(old)
+        with capturing(monkeypatch):
+            captured = step._body(tree)
+    assert captured.failure is None
+    assert not (captured.fault & (Fault.TARGET | Fault.DRAFT)).any()
+    assert torch.equal(captured.tokens, warm.tokens)
+    assert (captured.tokens[:, 0] >= 0).all()
+
+
+def cast(wrapped: HFModel, dtype: torch.dtype) -> HFModel:
+    return HFModel(wrapped.network.to(dtype), wrapped.tokenizer, wrapped.name)
 
 
 def count_launches(monkeypatch: pytest.MonkeyPatch, note: Callable[[int], None]) -> None:

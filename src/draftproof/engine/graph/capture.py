@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -29,12 +31,38 @@ def record(call: Callable[[], Result], pool: Any = None) -> tuple[Any, Result]:
     return graph, result
 
 
+class Stopwatch:
+    """Time of the host that went into compiling and capturing, since it was last read: it is start-up, not prefill."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of this block."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - began
+
+    def read(self) -> float:
+        """The seconds, which begin at zero again."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
 class PromptReader:
     """Prefills packs of texts into a session; a width runs eagerly the first time and is captured the second time."""
 
-    def __init__(self, session: StaticSession | StaticHead, record: Callable[..., tuple[Any, None]] | None) -> None:
+    def __init__(
+        self,
+        session: StaticSession | StaticHead,
+        record: Callable[..., tuple[Any, None]] | None,
+        start: Stopwatch,
+    ) -> None:
         """`record` captures a call; None to run everything eagerly."""
-        self.session, self._record = session, record
+        self.session, self._record, self._start = session, record, start
         self._inputs: dict[int, torch.Tensor] = {}  # by width; `packs` makes few of them
         self._graphs: dict[int, Any] = {}
 
@@ -45,9 +73,11 @@ class PromptReader:
             self.session.prefill(*pack)
         elif width not in self._inputs:
             self._inputs[width] = pack
-            self.session.prefill(*pack)
+            with self._start.running():  # the launches return before the device has done its part
+                self.session.prefill(*pack)
         else:
             inputs = self._inputs[width].copy_(pack)
             if width not in self._graphs:
-                self._graphs[width], _ = self._record(lambda: self.session.prefill(*inputs))
+                with self._start.running():
+                    self._graphs[width], _ = self._record(lambda: self.session.prefill(*inputs))
             self._graphs[width].replay()

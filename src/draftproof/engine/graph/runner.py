@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from draftproof import kernels
 from draftproof.couple import COUPLINGS
 from draftproof.draft import Tree
 from draftproof.engine.graph.step import NO_LAW, PHASES, RULES, DeviceResult, DeviceStep, HostResult
+from draftproof.engine.memory import OutOfMemory, too_long
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
 from draftproof.engine.trace import Step, reached_by_depth, shape_name
@@ -47,6 +49,7 @@ def fits(target: Model, drafts: Sequence[Model], rule: str, tree: Tree, sampling
         isinstance(target, HFModel)
         and all(model.has_fixed_masks for model in (target, *drafts) if isinstance(model, HFModel))
         and target.network.device.type == "cuda"
+        and kernels.available(target.network.device)  # without them a step waits for the host, which no graph can
         and len(drafts) <= 1
         and all(isinstance(draft, HFModel) or _is_head(draft, target) for draft in drafts)
         and (_chain_fits(bool(drafts), rule) if tree.is_chain else _tree_fits([target, *drafts], rule, tree))
@@ -92,11 +95,12 @@ class GraphPending(NamedTuple):
 
     requests: list[Request | None]
     tree: Tree
-    result: DeviceResult
+    result: DeviceResult | None  # None where there was no memory for it
     done: Any  # a CUDA event, or None
     joins: bool  # whether prompts were prefilled before it
     seconds: dict[str, float]  # by phase; filled when it is collected
     steps: list[Step]  # of its texts; filled when it is collected
+    failed: tuple[Outcome, ...] = ()  # of the request whose prompt did not fit into memory
 
 
 class GraphStepper:
@@ -151,9 +155,11 @@ class GraphStepper:
         """Whether the next launch needs the tokens of the steps in flight.
 
         That is so if no text is sure to need another step, if penalties have to be counted again, or if the drafter has
-        to read what was generated without it.
+        to read what was generated without it; or if a request has failed that would be prefilled again.
         """
-        return not self._goes_on() or self._recounts() or (self._behind and self._next_tree().size > 1)
+        failed = any(pending.result is None for pending in self.in_flight)
+        behind = self._behind and self._next_tree().size > 1
+        return failed or not self._goes_on() or self._recounts() or behind
 
     def _goes_on(self) -> bool:
         for request in self.requests:
@@ -176,9 +182,23 @@ class GraphStepper:
         return self.tuner.tree if self._drafting else Tree.chain(0)
 
     def launch(self) -> GraphPending:
-        """Prefill the prompts of new rows, and start a step."""
+        """Prefill the prompts of new rows, and start a step; if memory is short, the longest of them fails instead."""
         if not self.in_flight:
             self._collected = time.perf_counter()
+        new = list(self._new.values())
+        try:
+            pending = self._launch()
+        except OutOfMemory:
+            if not new:
+                raise
+            longest = max(new, key=lambda request: len(request.prompt))
+            others = sum(request is not None for request in self.requests) - 1
+            failed = Outcome(longest, error=too_long(longest, others))
+            pending = GraphPending([None] * self.kind.rows, Tree.chain(0), None, None, False, {}, [], (failed,))
+        self.in_flight.append(pending)
+        return pending
+
+    def _launch(self) -> GraphPending:
         joins, tree = bool(self._new), self._next_tree()
         if joins:
             self._join()
@@ -190,21 +210,24 @@ class GraphStepper:
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        self.in_flight.append(GraphPending(list(self.requests), tree, result, done, joins, {}, []))
-        return self.in_flight[-1]
+        return GraphPending(list(self.requests), tree, result, done, joins, {}, [])
 
     def collect(self, pending: GraphPending) -> list[Outcome]:
         """The outcomes of a step for the texts that have not ended meanwhile."""
         if pending.done is not None:
             pending.done.synchronize()
         self.in_flight.remove(pending)
-        pending.seconds.update(self._seconds(pending))
+        if pending.result is None:
+            return [outcome for outcome in pending.failed if not outcome.request.finish]
+        start = self.device_step.start.read()
+        pending.seconds.update(self._seconds(pending.result, pending.joins, start))
         result = pending.result.read()
         self._note_failure(pending, result)
         outcomes = []
         for row, request in enumerate(pending.requests):
             if request is None or request.finish:
                 continue
+            request.trace.start_seconds += start
             if result.fault[row] & Fault.TARGET:
                 outcomes.append(Outcome(request, error=DraftproofError(self._lost(request))))
                 continue
@@ -318,13 +341,13 @@ class GraphStepper:
         texts = [(row, (*text.prompt, *text.tokens)) for row, text in enumerate(self.requests) if text is not None]
         self.device_step.read(texts, drafter_only=True)
 
-    def _seconds(self, pending: GraphPending) -> dict[str, float]:
-        """Phases by the device's clock; the remaining time was prefill, or overhead of the host."""
-        clock = pending.result.clock.tolist()
+    def _seconds(self, result: DeviceResult, joins: bool, start: float) -> dict[str, float]:
+        """Phases by the device's clock; the remaining time was start-up, prefill, or overhead of the host."""
+        clock = result.clock.tolist()
         phases = {phase: (clock[i + 1] - clock[i]) / 1e9 for i, phase in enumerate(PHASES)}
         now = time.perf_counter()
-        rest, self._collected = max(now - self._collected - sum(phases.values()), 0.0), now
-        return {"prompt": rest * pending.joins, **phases, "overhead": rest * (not pending.joins)}
+        rest, self._collected = max(now - self._collected - sum(phases.values()) - start, 0.0), now
+        return {"prompt": rest * joins, **phases, "overhead": rest * (not joins)}
 
 
 def _row_state(request: Request) -> tuple[int, ...]:

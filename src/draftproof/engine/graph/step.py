@@ -16,7 +16,7 @@ import torch
 
 from draftproof import kernels
 from draftproof.draft import Tree
-from draftproof.engine.graph.capture import PromptReader, record
+from draftproof.engine.graph.capture import PromptReader, Stopwatch, record
 from draftproof.errors import first_line
 from draftproof.kernels import ChainRule, Controls, Fault, NoiseKeys, Summary
 from draftproof.kernels.acceptance import stop_law
@@ -123,6 +123,7 @@ class DeviceStep:
             self.drafter = StaticSession(draft, size, capacity, compiled)
         self.largest = largest
         device = self.device = target.network.device
+        self.by_kernels = device.type == "cuda"  # on a CPU the reference verifies
         number = RULES.get(rule, ChainRule.TOKEN)  # rules without a kernel get here only without a draft
         self.rule = torch.full((size,), number, dtype=torch.int32, device=device)
         shapes = ((size, capacity + 2), *((size,),) * (len(DeviceState._fields) - 1))
@@ -132,7 +133,8 @@ class DeviceStep:
         self._calls: dict[Tree, TreeCalls] = {}
         self._recorded: dict[Tree, tuple[Any, DeviceResult]] = {}
         how = partial(record, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
-        self.readers = [PromptReader(session, how) for session in self.sessions]
+        self.start = Stopwatch()
+        self.readers = [PromptReader(session, how, self.start) for session in self.sessions]
 
     @property
     def sessions(self) -> list[StaticSession | StaticHead]:
@@ -166,7 +168,8 @@ class DeviceStep:
                 return self._body(tree)
         if tree not in self._recorded:
             try:
-                self._recorded[tree] = self._record(tree)
+                with self.start.running():
+                    self._recorded[tree] = self._record(tree)
             except DrafterError as error:  # this step is made without the drafter
                 return self.run(Tree.chain(0))._replace(failure=str(error))
         graph, result = self._recorded[tree]
@@ -246,7 +249,7 @@ class DeviceStep:
         assert drafter is not None
         root = state.text.gather(1, state.base[:, None] + 1)
         tokens = torch.nn.functional.pad(root, (0, tree.size - 1), value=-1)
-        kept = Summary.empty(len(root), len(tree.inner), self.device) if self.device.type == "cuda" else None
+        kept = Summary.empty(len(root), len(tree.inner), self.device) if self.by_kernels else None
         rows: list[torch.Tensor] = []
         failure = None
         for call in self._calls[tree].drafter:
@@ -290,7 +293,7 @@ class DeviceStep:
                 if self.device.type == "cuda":
                     raise  # else a graph of half a draft would be captured
                 return self._half(tokens[:, :k], rows, str(error))
-            if kept is None and self.device.type == "cuda":
+            if kept is None and self.by_kernels:
                 crest = kernels.crest_pays(size, length + 1, rows[0].shape[-1])
                 kept = Summary.empty(size, length, self.device, crest)
             column = None if kept is None else kept.at(slice(k, k + 1))
@@ -338,14 +341,16 @@ class DeviceStep:
         saved = [tensor.clone() for tensor in moving]
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._body(tree)
-        torch.cuda.current_stream().wait_stream(side)
-        recorded = record(lambda: self._body(tree))
-        for tensor, old in zip(moving, saved, strict=True):
-            tensor.copy_(old)
-        return recorded
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self._body(tree)
+            torch.cuda.current_stream().wait_stream(side)
+            return record(lambda: self._body(tree))
+        finally:  # also where memory was short, or the drafter raised
+            torch.cuda.current_stream().wait_stream(side)
+            for tensor, old in zip(moving, saved, strict=True):
+                tensor.copy_(old)
 
 
 def _sound(logits: torch.Tensor, summary: Summary | None) -> torch.Tensor:
@@ -357,7 +362,7 @@ def _stamp(clock: torch.Tensor, place: int) -> None:
     """Record the time when the device gets here; zero where its clock cannot be read."""
     if not clock.is_cuda:
         clock[place] = time.perf_counter_ns()
-    elif kernels.available():
+    elif kernels.available(clock.device):
         from draftproof.kernels.lib.timer import stamp
 
         stamp(clock, place)  # type: ignore[no-untyped-call]

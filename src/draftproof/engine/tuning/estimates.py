@@ -21,6 +21,7 @@ LONGEST = 16  # guesses in a row
 RECENT = 7  # times kept for each size of call
 SIMILAR_SIZES = 9  # up to so many times the smallest size, times are nearly linear
 PRIOR_COUNT = 6  # weight of that line, in measurements
+BATCH = 8  # rows from which on even a plain call may be bound by arithmetic, so that no line is supposed
 FADE = 0.96  # weight of older steps after one more: about the last 25 count
 FACTORS = (0.7, 0.85, 1.0, 1.15)  # of the draft's temperature
 
@@ -67,12 +68,14 @@ class Clock:
             self._levels.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"])
             self._line()
         self._sizes = sorted(self._calls)
+        times = self._medians() if self._sizes[0] < BATCH else [median(self._calls[n]) for n in self._sizes]
+        self._times = list(accumulate(times, max))  # more tokens never take less time: where they seem to, it is noise
+
+    def _medians(self) -> list[float]:
+        """The times of few tokens, where neighbours are alike: medians, with what is supposed before they are known."""
         first = median(self._calls[self._sizes[0]])
         middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
-        smoothed = _even(self._sizes, middle, [len(self._calls[n]) for n in self._sizes])
-        self._times = list(
-            accumulate(smoothed, max)
-        )  # more tokens never take less time: where they seem to, it is noise
+        return _even(self._sizes, middle, [len(self._calls[n]) for n in self._sizes])
 
     @property
     def known(self) -> bool:

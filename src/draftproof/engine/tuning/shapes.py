@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from draftproof.draft import Tree
 from draftproof.engine.trace import Step
-from draftproof.engine.tuning.estimates import LONGEST, Clock, Nominal, StepCosts, Survival, Temper
+from draftproof.engine.tuning.estimates import BATCH, LONGEST, Clock, Nominal, StepCosts, Survival, Temper
 from draftproof.engine.tuning.tuner import StepReport
 from draftproof.models.base import Model, facts, kept, taps
 from draftproof.theory import plan
@@ -74,6 +74,7 @@ class Auto:
         self._width = 1  # of the probe
         self._pause = PAUSE
         self._wait = 0  # plain steps until the next probe
+        self._busy = 1  # rows when drafting was stopped
         self._lost = self._spent = 0.0  # seconds: lost against plain sampling; in all
         self._since = 0  # steps since plain sampling was measured
         self._choice: Choice | None = None
@@ -97,6 +98,7 @@ class Auto:
     def learn(self, report: StepReport) -> None:
         """Record a step: its times, how far its draft tokens got, and its laws."""
         asked, sent, steps, seconds, fresh, laws = report
+        fresh = fresh and not isinstance(self.costs, Nominal)  # assumed costs are the same with prefill
         self.rows = len(steps)
         depth, width = asked.depth[-1], len(asked.children(0))
         if not fresh:
@@ -121,7 +123,7 @@ class Auto:
         usual = self.costs.call(self.rows * sent.size) + self.costs.draft(levels)
         took = usual if isinstance(self.costs, Nominal) else min(seconds, 1.5 * usual)
         self._spent += took
-        if levels:
+        if levels and self.costs.has(self.rows):  # else it is only supposed what plain sampling takes
             tokens = 1 + sum(step.expected for step in steps) / len(steps)
             self._lost = max(self._lost + min(took, usual) - tokens * plain, -10 * plain)
 
@@ -131,6 +133,8 @@ class Auto:
             return Tree.chain(FIRST) if self._hopeful else PLAIN
         if self._probing:
             return self._best(self._width, least=1).tree
+        if self._wait and 2 * self.rows <= self._busy:  # what did not pay in a large batch may pay in a small one
+            self._wait, self._pause, self._lost = 0, PAUSE, 0.0
         if self._wait:
             self._wait -= 1
             if self._wait or not self._affordable(1):
@@ -155,10 +159,11 @@ class Auto:
     def _hopeless(self) -> bool:
         """Whether drafting has lost too much time, or promises no gain.
 
-        A trained drafter must have lost time in any case, and may lose more: acceptance varies from step to step.
+        A trained drafter must have lost time in any case, and may lose more: acceptance varies from step to step. Not
+        so that of a batch, whose texts even it out.
         """
         plain, pays = self.costs.call(self.rows), self._pays()
-        if not self._hopeful:
+        if not self._hopeful or self.rows >= BATCH:
             return not pays or self._lost > BUDGET * self._spent + plain
         return self._lost > (3 * LOSS if pays else LOSS) * plain
 
@@ -169,7 +174,7 @@ class Auto:
 
     def _off(self) -> Tree:
         """Make plain steps for a while, longer each time."""
-        self._wait, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._wait, self._pause, self._busy = self._pause, min(2 * self._pause, LONGEST_PAUSE), self.rows
         return PLAIN
 
     def _affordable(self, width: int) -> bool:

@@ -58,7 +58,8 @@ def open_buffers(buffers: list[torch.Tensor]) -> Buffers | None:
 
 def movable(buffers: Sequence[torch.Tensor]) -> bool:
     """Whether one kernel can move entries of all these buffers."""
-    return kernels.available() and all(buffer.is_cuda and buffer.dtype == buffers[0].dtype for buffer in buffers)
+    same = all(buffer.is_cuda and buffer.dtype == buffers[0].dtype for buffer in buffers)
+    return same and kernels.available(buffers[0].device)
 
 
 def compact(buffers: Buffers, root: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> None:

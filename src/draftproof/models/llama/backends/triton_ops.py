@@ -20,11 +20,12 @@ from draftproof.models.llama.rotary import Rotation
 
 def supports(blocks: Any) -> bool:
     """Whether the kernels can run these layers; without tables they are not used."""
-    if not len(blocks) or not kernels.available():
+    if not len(blocks):
         return False
     shape, weight = blocks.shape, blocks[0].norm_in.weight
     return (
         weight.is_cuda
+        and kernels.available(weight.device)
         and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and shape.size in limits.HEAD_SIZES
         and all(type(linear) is nn.Linear for block in blocks for linear in block.linears)
