@@ -32,6 +32,7 @@ OWN = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "grammar",
 )
 
 

@@ -54,8 +54,8 @@ class Terminal:
         os.write(self.screen, keys.encode())
 
     def interrupt(self, prompt: str) -> str:
-        """Press Ctrl-C while a line is being typed. Python's readline may sleep through a signal that comes while it
-        handles the last key; the next key wakes it up."""
+        """Press Ctrl-C at the prompt. Python's readline may sleep through a signal that comes while it shows the prompt
+        or handles the last key; the next key wakes it up."""
         self.press("\x03")
         try:
             return self.until(prompt, 20)
@@ -112,8 +112,7 @@ def test_a_session_in_a_terminal(tmp_path):
         terminal.until("saved 3 exchanges")
         terminal.until(prompt)
 
-        terminal.press("\x03")
-        assert "Ctrl-C again or Ctrl-D leaves" in terminal.until(prompt)
+        assert "Ctrl-C again or Ctrl-D leaves" in terminal.interrupt(prompt)
         terminal.press("typed")
         terminal.until("typed")
         terminal.interrupt(prompt)  # clears the line again: the two are not in a row

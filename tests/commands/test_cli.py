@@ -29,7 +29,7 @@ def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, fold
     assert code == 0
     assert "\x1b" not in out + err  # no colours in a pipe
     assert "12 tokens in" in err
-    assert "guesses accepted" in err
+    assert "draft tokens accepted" in err
     assert "seed 1" in err
     assert "tokens in" not in out
 

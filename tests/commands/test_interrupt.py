@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from draftproof.commands import batch
 from draftproof.engine.scheduler import Scheduler
 from tests.support import tiny
 
@@ -123,6 +124,22 @@ def test_a_closed_pipe_is_quiet():
     with process.stderr:
         err = process.stderr.read()
     assert (process.wait(timeout=60), err) == (1, "")
+
+
+def test_a_batch_that_is_stopped_at_the_end_of_a_text_counts_what_the_file_has(tmp_path, monkeypatch, draftproof):
+    (tmp_path / "prompts.txt").write_text("One\nTwo\nThree\n")
+    out, write = tmp_path / "texts.jsonl", batch.Batch._line
+
+    def stopped(self, line):  # Ctrl-C before the second line is written
+        if out.stat().st_size:
+            raise KeyboardInterrupt
+        write(self, line)
+
+    monkeypatch.setattr(batch.Batch, "_line", stopped)
+    words = ["generate", "--target", "tiny", "--draft", "none", "-n", "3", "--rows", "1"]
+    code, _, err = draftproof(*words, "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out))
+    assert code == 130
+    assert f"stopped: 1 of 3 texts are in {out}; the same command goes on\n" in err
 
 
 def test_a_stopped_batch_goes_on(tmp_path):

@@ -329,6 +329,13 @@ def test_curves(page):
     assert (
         page.locator("#acceptance rect.bar").count() == page.locator("#acceptance .diamond").count() == len(positions)
     )
+    assert page.locator("#acceptance .limit").count() == len(positions)
+    assert all(re.search(r"limit \d+%", position) for position in positions)
+
+
+def test_the_drafter_and_the_rule_are_shown(page):
+    assert page.locator("#engine").text_content() == "tiny · drafter ngram · rule block"
+    assert page.get_attribute("[name=verify]", "placeholder") == "block"
 
 
 def test_rows_are_shown(page):

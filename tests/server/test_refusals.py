@@ -62,7 +62,7 @@ REFUSED = [
     ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ("chat/completions", {"tools": [{"type": "function"}]}, "tools"),
     ("chat/completions", {"tool_choice": "required"}, "tool_choice"),
-    ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format.type"),
+    ("chat/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
     ("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {"max_completion_tokens": 3}, "max_tokens"),
     ("chat/completions", {"continue_final_message": True}, "continue_final_message"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 
 import pytest
 
@@ -11,22 +12,10 @@ from draftproof import Sampling, generate
 from draftproof.audit.collect import endpoint
 from draftproof.server.protocol import CompletionBody
 from draftproof.server.texts import ServedModel, completion_request
-from tests.support.serving import DRAFT, serving, tiny
+from tests.support.serving import DRAFT, tiny
 
 PROMPT = "Once upon a time"
 CHAT = [{"role": "user", "content": PROMPT}]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with server.openai() as client:
-        yield client
 
 
 def ours(prompt=PROMPT, **settings):
@@ -268,6 +257,21 @@ def test_a_predicted_text_takes_few_target_calls(client):
     assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
+def test_draft_tokens_of_the_drafter_are_not_the_predictions(server):
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    answer = server.post("/v1/completions", {**body, "prediction": {"type": "content", "content": "zebra"}}).json()
+    counts = answer["usage"]["completion_tokens_details"]
+    assert answer["draftproof"]["accepted"] > 0  # by the n-gram drafter, once the prediction is over
+    assert counts["accepted_prediction_tokens"] == 0
+    assert 0 < counts["rejected_prediction_tokens"] < answer["draftproof"]["drafted"]
+
+
+def test_time_that_samples_share_counts_once(server):
+    begun = time.perf_counter()
+    answer = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 60, "n": 4, "seed": 1}).json()
+    assert sum(answer["draftproof"]["seconds"].values()) <= time.perf_counter() - begun
+
+
 def test_a_prompt_that_was_read_before_is_counted_as_cached(client):
     messages = [{"role": "user", "content": "Tell me about the lighthouse keeper and her seven cats."}]
     how = {"model": "tiny", "max_tokens": 4, "seed": 1}
@@ -292,6 +296,7 @@ def test_stats_are_those_of_the_last_texts(server):
     server.idle()
     stats = server.get("/stats").json()
     assert (stats["status"], stats["rows"], stats["rows_in_use"], stats["waiting"]) == ("ready", 4, 0, 0)
+    assert (stats["drafter"], stats["verifier"]) == ("ngram", "block")
     assert stats["tokens_per_s"] > 0
     assert stats["tokens_per_call"] >= 1
     assert len(stats["acceptance_by_position"]) >= 1

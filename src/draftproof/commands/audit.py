@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftproof.commands.grammar_options import Choice, JsonObject, JsonSchema, LarkFile, Regex, grammar_of
 from draftproof.commands.shared import (
     Device,
     MinP,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from draftproof.audit.transcripts import Transcript
     from draftproof.sampling import Sampling
 
-Target = Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")]
+Target = Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")]
+TOLERANCE = 1e-4
 SOURCES = ("engine", "transformers", "assisted", "lookup", "vllm")
 
 
@@ -43,7 +45,14 @@ def audit(
         str, typer.Option(help="The draft that the engine used: ngram, head, a model, ngram|MODEL; or none.")
     ] = "none",
     alpha: Annotated[float, typer.Option(help="Probability of a false alarm, however long the audit.")] = 0.01,
-    tolerance: Annotated[float, typer.Option(help="Allowance for rounding: total variation at each token.")] = 1e-4,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Allowance for rounding: total variation at each token.", show_default=f"{TOLERANCE:g}"),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Plain transcripts of the same engine: compare with them, without an allowance."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.")] = None,
     dtype: Precision = "float32",
     device: Device = "auto",
@@ -52,22 +61,31 @@ def audit(
     """Test whether the engine that wrote these transcripts is exact. Exit code 0: so far; 1: no; 2: bad input.
 
     If the engine used a draft, name it: faults that involve it are then found many times sooner. For an engine that
-    computes in bfloat16, give the same --dtype, and a --tolerance at which its plain sampling passes.
+    computes in bfloat16, give the same --dtype, and a --tolerance at which its plain sampling passes. Or compare it
+    with its plain sampling: collect both from the same prompts and settings with different seeds, and name the plain
+    transcripts with --against.
     """
-    from draftproof.audit import read
+    from draftproof.audit import compare, read
     from draftproof.audit import run as auditing
     from draftproof.audit.page import html as page
     from draftproof.models import drafter, load
 
-    if not transcripts.is_file():
-        raise DraftproofError(f"no transcripts at {transcripts}: create some with `draftproof collect`")
-    auditing.check(alpha, tolerance)
+    for path in (transcripts, against):
+        if path is not None and not path.is_file():
+            raise DraftproofError(f"no transcripts at {path}: create some with `draftproof collect`")
+    if against is not None and tolerance is not None:
+        raise DraftproofError("a comparison with plain transcripts needs no allowance: leave --tolerance out")
+    allowance = TOLERANCE if tolerance is None else tolerance
+    auditing.check(alpha, allowance)
     if html is not None:
         check_writable(html, "the report")
     model = load(target, dtype=dtype, device=device)
     guesser = drafter(draft, model)
     texts = _counted(read(transcripts, model))
-    report = auditing.audit(texts, model, draft=guesser, alpha=alpha, tolerance=tolerance)
+    if against is not None:
+        report = compare(texts, read(against, model), model, draft=guesser, alpha=alpha)
+    else:
+        report = auditing.audit(texts, model, draft=guesser, alpha=alpha, tolerance=allowance)
     if html is not None:
         html.write_text(page(report), encoding="utf-8")
     typer.echo(report.json() if as_json else report.text())
@@ -106,6 +124,11 @@ def collect(
     min_p: MinP = None,
     repetition_penalty: RepetitionPenalty = None,
     no_generation_config: NoGenerationConfig = False,
+    json_schema: JsonSchema = None,
+    json_object: JsonObject = False,
+    regex: Regex = None,
+    grammar: LarkFile = None,
+    choice: Choice = None,
     seed: Annotated[int, typer.Option(help="Random seed, for engines that take one.")] = 0,
     dtype: Precision = "float32",
     device: Device = "auto",
@@ -122,7 +145,12 @@ def collect(
     from draftproof.sampling import Sampling
 
     controls = given(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        grammar=grammar_of(json_schema, json_object, regex, grammar, choice),
     )
     Sampling(**controls)  # raises if one is wrong
     for name, number in (("samples", samples), ("max_new_tokens", max_new_tokens)):

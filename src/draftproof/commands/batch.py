@@ -67,15 +67,14 @@ def run(
         typer.echo(f"all {len(texts)} texts are in {out} already", err=True)
         return 0
     model, drafts = options.load()
-    with out.open("w" if overwrite else "a", encoding="utf-8") as file:
-        batch = Batch(options, model, drafts, file, rows)
-        try:
-            with _bar(len(texts), len(done)) as advance:
-                batch.write(todo, advance)
-        except KeyboardInterrupt:
-            ready = len(done) + batch.written
-            typer.echo(f"stopped: {ready} of {len(texts)} texts are in {out}; the same command goes on", err=True)
-            return 130
+    try:
+        with out.open("w" if overwrite else "a", encoding="utf-8") as file, _bar(len(texts), len(done)) as advance:
+            batch = Batch(options, model, drafts, file, rows)
+            batch.write(todo, advance)
+    except KeyboardInterrupt:  # it may come while a line is written, so the file itself says what it has
+        ready = len(finished(out, texts))
+        typer.echo(f"stopped: {ready} of {len(texts)} texts are in {out}; the same command goes on", err=True)
+        return 130
     speed = f"{batch.tokens} tokens, {batch.tokens / max(batch.seconds, 1e-9):.1f} tokens/s"
     typer.echo(f"{batch.written + len(done)} of {len(texts)} texts are in {out}: {speed}", err=True)
     if batch.failed:
@@ -101,11 +100,20 @@ def resume(out: Path, texts: Sequence[BatchText]) -> set[tuple[int, int]]:
 
     A torn last line is dropped; so are lines with errors, because their texts are tried again.
     """
+    kept = finished(out, texts)
+    lines = b"".join(kept.values())
+    if lines != out.read_bytes():
+        scratch = out.with_name(out.name + ".part")
+        scratch.write_bytes(lines)
+        scratch.replace(out)
+    return set(kept)
+
+
+def finished(out: Path, texts: Sequence[BatchText]) -> dict[tuple[int, int], bytes]:
+    """The whole lines of the file that have no error, by index and sample."""
     expected = {(text.index, text.sample): text for text in texts}
-    data = out.read_bytes()
-    lines, torn = data.split(b"\n")[:-1], not data.endswith(b"\n") and bool(data)
-    kept, done = [], set()
-    for number, line in enumerate(lines, start=1):
+    kept: dict[tuple[int, int], bytes] = {}
+    for number, line in enumerate(out.read_bytes().split(b"\n")[:-1], start=1):
         entry = _parsed(line)
         key = entry.get("index"), entry.get("sample")
         if key not in expected:
@@ -115,13 +123,8 @@ def resume(out: Path, texts: Sequence[BatchText]) -> set[tuple[int, int]]:
         if "error" in entry:
             continue
         _check_same(entry, expected[key], out)
-        kept.append(line + b"\n")
-        done.add(key)
-    if torn or len(kept) < len(lines):
-        scratch = out.with_name(out.name + ".part")
-        scratch.write_bytes(b"".join(kept))
-        scratch.replace(out)
-    return done
+        kept[key] = line + b"\n"
+    return kept
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

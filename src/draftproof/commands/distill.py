@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def distill(
     out: Annotated[Path, typer.Option(help="Folder for the run and the finished drafter.")],
-    target: Annotated[str, typer.Option(help="smollm2, a folder, a .gguf file or a Hub id.")] = "smollm2",
+    target: Annotated[str, typer.Option(help="smollm2, tiny, a folder, a .gguf file or a Hub id.")] = "smollm2",
     kind: Annotated[
         str, typer.Option(help="head: reads the target's hidden states; model: a small model of its own.")
     ] = "head",
@@ -33,7 +33,7 @@ def distill(
     length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 513,
     batch: Annotated[int, typer.Option(help="Rows per training step.")] = 32,
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 3e-3,
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens a head can guess: the most frequent ones.")] = 8192,
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens a head can draft: the most frequent ones.")] = 8192,
     layers: Annotated[
         int | None, typer.Option(help="Number of layers; by default 1 for a head, 6 for a model, or those of --from.")
     ] = None,
@@ -101,7 +101,7 @@ def show(qualities: list[Quality]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in (
         "temperature",
-        "overlap by guess",
+        "overlap by position",
         "in reach",
         "tokens a call by chain",
         "limit",

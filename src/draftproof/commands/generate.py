@@ -11,6 +11,7 @@ import typer
 
 from draftproof.commands import batch, showing
 from draftproof.commands.bench import beside_peers
+from draftproof.commands.grammar_options import Choice, JsonObject, JsonSchema, LarkFile, Regex, grammar_of
 from draftproof.commands.shared import (
     AnyTarget,
     Device,
@@ -66,6 +67,11 @@ def generate(
     no_generation_config: NoGenerationConfig = False,
     draft_temperature: DraftTemperature = None,
     draft_top_k: DraftTopK = None,
+    json_schema: JsonSchema = None,
+    json_object: JsonObject = False,
+    regex: Regex = None,
+    grammar: LarkFile = None,
+    choice: Choice = None,
     stop: Stop = None,
     ignore_eos: IgnoreEos = False,
     seed: Seed = None,
@@ -87,7 +93,7 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain sampling and transformers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Generate text: accepted guesses in green, corrected ones in yellow, then a summary."""
+    """Generate text: accepted draft tokens in green, corrected ones in yellow, then a summary."""
     options = TextOptions(
         target=target,
         draft=draft,
@@ -113,6 +119,7 @@ def generate(
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
+            grammar=grammar_of(json_schema, json_object, regex, grammar, choice),
         ),
         draft_controls=given(temperature=draft_temperature, top_k=draft_top_k),
     ).check()
@@ -124,6 +131,8 @@ def generate(
     use_threads(threads)
     if prompts is not None and out is not None:
         raise typer.Exit(batch.run(options, prompts, out, samples=samples, rows=rows, overwrite=overwrite))
+    if compare and "grammar" in options.controls:
+        raise DraftproofError("--compare does not go with a grammar: leave it out")
     if compare and len(options.drafters) > 1:
         raise DraftproofError(
             f"--compare takes one drafter, not {len(options.drafters)}: leave it out, or name one of them"
@@ -167,16 +176,15 @@ def _write(options: TextOptions, words: str, samples: int, compare: bool, as_jso
         "seed": options.seed,
         "logprobs": options.logprobs,
     }
+    start = time.perf_counter() - STARTED  # imports and loading
     if samples == 1:
         writing = stream(model, ids, **settings)
-        start = time.perf_counter() - STARTED
         outputs = [showing.finish(writing) if as_json else showing.show(writing)]
     else:
         scheduler, [requests] = prepare(model, [ids], samples, **settings)
-        start = time.perf_counter() - STARTED
         outputs = showing.samples(scheduler, requests, shown=not as_json)
     for output in outputs:
-        output.trace.start_seconds = start  # imports and loading among it
+        output.trace.start_seconds += start
     first = outputs[0]
     cancelled = any(output.finish == "cancelled" for output in outputs)
     speeds = None

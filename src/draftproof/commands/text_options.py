@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from draftproof.errors import DraftproofError, whole
@@ -97,7 +97,11 @@ class TextOptions:
     def as_dict(self, **more: Any) -> dict[str, Any]:
         """The options as JSON has them, without the seed; `more` are a text's own."""
         fields = {name: value for name, value in vars(self).items() if name not in ("seed", "controls")}
-        return {**fields, "stop": list(self.stop), **self.controls, **more}
+        controls = {
+            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for name, value in self.controls.items()
+        }
+        return {**fields, "stop": list(self.stop), **controls, **more}
 
 
 def own_controls(model: HFModel, controls: dict[str, Any]) -> dict[str, Any]:

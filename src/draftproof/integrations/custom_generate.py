@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from draftproof.engine.scheduler import Scheduler
 from draftproof.engine.setup import Setup
 from draftproof.engine.tuning import Fixed
 from draftproof.errors import DraftproofError
+from draftproof.grammar import Grammar, as_grammar
 from draftproof.integrations.network_cache import NetworkCache
 from draftproof.integrations.processors import PaddedPrompt, of_row, samplings_of
 from draftproof.models.base import Model
@@ -30,6 +32,7 @@ from draftproof.sampling import Sampling
 
 # Processors with a state of their own between calls: they would take every guess for committed text.
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
+STRUCTURED = ("xgrammar", "llguidance", "outlines", "lmformatenforcer")  # packages whose processors do too
 
 # Settings of GenerationConfig that are supported; all others must have their default value.
 SUPPORTED = {
@@ -75,6 +78,8 @@ def custom_generate(
     verify: str = "auto",
     tree: Tree | None = None,
     draft_temperature: float | None = None,
+    grammar: Any = None,
+    tokenizer: Any = None,
     lean: bool = True,
 ) -> Callable[..., Any]:
     """A decoding loop for `model.generate(..., custom_generate=...)`.
@@ -82,6 +87,7 @@ def custom_generate(
     draft               a name of `draftproof list`, a model of transformers, or None
     verify, tree        as in `draftproof.generate`
     draft_temperature   divides the draft's scores once more; the law of the text does not change
+    grammar             the form that texts must have, as in `Sampling`; it needs the model's `tokenizer`
     lean                runs models of the Llama family with faster layers, as `draftproof.load` does; on a CPU in
                         float32 that takes memory for the weights a second time
     """
@@ -90,6 +96,9 @@ def custom_generate(
         rule = best_rule(tree)
     if draft_temperature is not None:
         Sampling(temperature=draft_temperature)  # raises if it is not a temperature
+    form = as_grammar(grammar)
+    if form is not None and tokenizer is None:
+        raise DraftproofError("a grammar needs the model's tokenizer: use custom_generate(grammar=..., tokenizer=...)")
     tuner, per_request = choose_tuner(rule, [] if draft is None else [draft], tree, repeatable=True, tempers=False)
     draw = choose_draw(rule, tuner.example, None)  # raises if the tree does not fit the rule
 
@@ -109,12 +118,15 @@ def custom_generate(
         evaluating = not model.training  # a model in training keeps its own layers
         with _eval_mode(model):
             target, drafts = networks.get(model, lean=evaluating)
+            target.tokenizer = tokenizer
             setup = Setup(target, tuple(drafts), rule, tuner if drafts else Fixed(Tree.chain(0)), draw, per_request)
             requests = []
             for r, prompt in enumerate(prompts):
                 view = PaddedPrompt(tuple(input_ids[r].tolist()), len(prompt))
                 own = [of_row(processor, r, input_ids, generation_config) for processor in logits_processor]
                 samplings = samplings_of(own, view, generation_config.do_sample, draft_temperature)
+                if form is not None:
+                    samplings = _with_grammar(samplings, form, generation_config)
                 stopping = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
                 requests.append(setup.request(prompt, samplings, length, SampleKey(seed, r), stopping=stopping))
             scheduler = setup.scheduler(count, max(map(len, prompts)) + length, reuse=True)
@@ -124,6 +136,14 @@ def custom_generate(
         return _output(input_ids, requests, generation_config)
 
     return method
+
+
+def _with_grammar(samplings: tuple[Sampling, Sampling], form: Grammar, config: Any) -> tuple[Sampling, Sampling]:
+    """The samplings with the grammar, and with the tokens that may end a text where the grammar says so."""
+    ends = config.eos_token_id
+    ends = () if ends is None else ends if isinstance(ends, list) else (ends,)
+    sampling, draft = (replace(one, grammar=form, end_tokens=ends) for one in samplings)
+    return sampling, draft
 
 
 @contextmanager
@@ -172,6 +192,12 @@ def _refuse(config: Any, processors: Any, rest: dict[str, Any], call: Mapping[st
         if type(processor).__name__ in STATEFUL:
             raise DraftproofError(
                 f"{type(processor).__name__} keeps a state between tokens and cannot judge guesses: leave it out"
+            )
+        package = type(processor).__module__.partition(".")[0]
+        if package in STRUCTURED:
+            raise DraftproofError(
+                f"the processor of {package} keeps a state between tokens and cannot judge guesses: "
+                "use custom_generate(grammar=..., tokenizer=...)"
             )
     passed = call.get("kwargs", {})
     for name, value in rest.items():

@@ -13,7 +13,8 @@ from draftproof.engine.detokenize import Decoder
 from draftproof.engine.request import Output
 from draftproof.engine.trace import Step, TokenLogprob, Trace
 from draftproof.engine.worker import Update
-from draftproof.server.texts import DETAILS, ServedModel, TextRequest
+from draftproof.models.drafters.prediction import speaks_at
+from draftproof.server.texts import DETAILS, ServedModel, TextRequest, without_folders
 from draftproof.server.tokens import TokenTexts
 
 FINISH = {"end": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "abort"}
@@ -198,8 +199,9 @@ class Answer:
         request, traces = self.request, [output.trace for output in outputs]
         prompt = sum(map(len, request.prompts))
         text = sum(len(output.tokens) for output in outputs)
-        accepted = sum(trace.accepted for trace in traces) if request.predicts else 0
-        drafted = sum(trace.drafted for trace in traces) if request.predicts else 0
+        predicted = [step for trace in traces for step in _predicted(request.prediction, trace.steps)]
+        accepted = sum(step.accepted for step in predicted)
+        drafted = sum(step.drafted for step in predicted)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": text,
@@ -214,7 +216,7 @@ class Answer:
     def statistics(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """How the texts of the answer were drafted, over all of them."""
         traces = [output.trace for output in outputs]
-        whole = Trace(steps=[step for trace in traces for step in trace.steps], prefill=sum(t.prefill for t in traces))
+        whole = Trace(steps=[step for trace in traces for step in trace.steps])
         failures = sum((trace.failures for trace in traces), Counter())
         return {
             "target_calls": len(whole.steps),
@@ -223,12 +225,29 @@ class Answer:
             "drafted": whole.drafted,
             "accepted": whole.accepted,
             "acceptance_by_position": whole.acceptance,
-            "drafter": traces[0].drafter,
+            "drafter": without_folders(traces[0].drafter),
             "verifier": traces[0].verifier,
-            "seconds": whole.seconds,
+            "seconds": _seconds(whole.steps, sum(trace.prefill for trace in traces[:: self.request.n])),
             "fallbacks": dict(failures),
             "seed": outputs[0].seed,
         }
+
+
+def _predicted(prediction: Sequence[int], steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps whose draft was the prediction, and not the server's own drafter."""
+    if prediction:
+        spoke = speaks_at(prediction, [step.tokens for step in steps])
+        yield from (step for step, speaks in zip(steps, spoke, strict=True) if speaks)
+
+
+def _seconds(steps: Iterable[Step], prefill: float) -> dict[str, float]:
+    """Time by phase. Texts that were written side by side share their steps' times, which count once."""
+    total: Counter[str] = Counter()
+    for spent in {id(step.seconds): step.seconds for step in steps}.values():
+        total.update(spent)
+    if prefill:
+        total.update({"prompt": prefill})
+    return dict(total)
 
 
 def _joined(parts: Iterable[Part]) -> Part:
@@ -251,6 +270,7 @@ def _step(steps: Sequence[Step]) -> dict[str, Any] | None:
         "accepted": sum(step.accepted for step in steps),
         "expected": sum(step.expected for step in steps),
         "reached": list(steps[-1].reached),
+        "limit": list(steps[-1].limit),
         "seconds": sum(sum(step.seconds.values()) for step in steps),
     }
 

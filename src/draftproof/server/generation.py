@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from draftproof.engine.request import Output
 from draftproof.engine.worker import Update
 from draftproof.errors import DraftproofError
+from draftproof.models.base import Model
 from draftproof.server.errors import RETRY, ApiError, refused
 from draftproof.server.limits import Ticket
 from draftproof.server.service import Service
@@ -45,6 +46,8 @@ class Generation:
         """Queue the request, and wait until the engine has checked it."""
         service, request = self.service, self.request
         engine = service.loaded.engine
+        if request.form is not None:
+            await _compile(request, request.form, engine.target)
         tickets = service.line.enter(len(request.prompts), request.n)
         service.running.add(self)
         try:
@@ -149,3 +152,16 @@ class Generation:
         self.service.running.discard(self)
         self.service.tell_queue()
         self._news.put_nowait(None)
+
+
+async def _compile(request: TextRequest, form: str, target: Model) -> None:
+    """Compile the grammar in a thread of its own: neither the engine nor other clients wait for it."""
+    from draftproof.models.grammars import start
+
+    sampling = request.settings[0]["sampling"]
+    assert sampling is not None
+    assert sampling.grammar is not None
+    try:
+        await asyncio.to_thread(start, sampling.grammar, target, tuple(sampling.ends))
+    except DraftproofError as error:
+        raise refused(form, error) from error

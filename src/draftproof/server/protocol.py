@@ -31,6 +31,8 @@ StopText = Annotated[str, Field(max_length=1000)]
 StopTexts = Annotated[list[StopText], Field(max_length=16)]
 TokenIds = Annotated[list[int], Field(max_length=1024)]
 Bias = Annotated[dict[str, float], Field(max_length=1024)]
+JsonSchema = dict[str, Any]
+Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
 
 
 class Body(BaseModel):
@@ -75,8 +77,35 @@ class StreamOptions(Body):
     include_obfuscation: Unsupported = None
 
 
-class TextFormat(Body):
-    type: Literal["text"]
+class NamedSchema(Body):
+    """A JSON schema as OpenAI's clients send it; the answer is valid by it, whether or not it is said to be strict."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[JsonSchema, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to say what form the text has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to say what form the text has: one of these."""
+
+    json_: Annotated[JsonSchema | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: Annotated[str | None, Field(description="a Lark grammar")] = None
+    json_object: bool | None = None
+    structural_tag: Unsupported = None
+    whitespace_pattern: Unsupported = None
+    disable_any_whitespace: Unsupported = None
+    disable_additional_properties: Unsupported = None
+    disable_fallback: bool | None = None  # there is no other engine to fall back to
 
 
 class Speculation(Body):
@@ -104,7 +133,7 @@ class TextBody(Body):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     prediction: PredictedContent | None = None
     # of vLLM and llama.cpp
     top_k: int | None = None
@@ -118,6 +147,11 @@ class TextBody(Body):
     return_tokens_as_token_ids: Annotated[bool | None, Field(description="logprobs name tokens token_id:ID")] = None
     samplers: Annotated[list[str], AfterValidator(_check_order)] | None = None
     skip_special_tokens: Literal[True] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | str | None = None  # older names of the same
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     draftproof: Speculation | None = None
     # accepted, without effect
     user: str | None = None

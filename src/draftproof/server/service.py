@@ -13,7 +13,7 @@ from draftproof.server.errors import unavailable
 from draftproof.server.limits import ServerLimits, WaitingLine
 from draftproof.server.metrics import Metrics
 from draftproof.server.stats import RecentSteps
-from draftproof.server.texts import ServedModel
+from draftproof.server.texts import ServedModel, without_folders
 from draftproof.server.tokens import TokenTexts
 
 if TYPE_CHECKING:
@@ -95,10 +95,12 @@ class Service:
 
     def stats(self) -> dict[str, Any]:
         """For the page."""
+        setup = None if self._loaded is None else self._loaded.engine.setup
         return {
             "status": self.status,
             "model": self.name,
-            "draft": None if self._loaded is None else self._loaded.model.draft,
+            "drafter": setup and without_folders(setup.drafter),
+            "verifier": setup.rule.name if setup and setup.drafts else None,
             "rows": self.line.rows,
             "rows_in_use": self.line.rows_in_use,
             "waiting": self.line.waiting,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from draftproof.models.base import Model, default_sampling
 from draftproof.noise import check_seed
 from draftproof.sampling import Sampling, check_tokens
 from draftproof.server.errors import ApiError, refused
+from draftproof.server.formats import form_of
 from draftproof.server.protocol import ChatBody, ChatMessage, CompletionBody, Speculation, TextBody, TokenizeBody
 
 DRAFTERS = ("auto", "head", "ngram", "cache", "none")  # that a client may name: they open no file of its choice
@@ -27,6 +29,20 @@ CONTROLS = {
     **{name: name for name in ("presence_penalty", "frequency_penalty", "logit_bias")},
     "min_tokens": "min_new_tokens",
 }
+
+
+FOLDERS = re.compile(
+    r"(?:^|(?<=[|:\s]))(?:~|\.{1,2})?/(?:[^|+/]*/)*(?=[^|+/])"
+)  # of a path from the root, from . or from ~
+
+
+def without_folders(names: str) -> str:
+    """The names of drafters, without the folders of this machine.
+
+    >>> without_folders("ngram|/home/ann/runs/head + org/model")
+    'ngram|head + org/model'
+    """
+    return FOLDERS.sub("", names)
 
 
 @dataclass(frozen=True)
@@ -56,8 +72,9 @@ class TextRequest:
     settings: tuple[RequestSettings, ...]  # of each prompt
     n: int
     top: int | None  # alternatives of each token that the client wants; None: no logprobs
+    form: str | None = None  # the parameter that says what form the texts have
     details: bool = False
-    predicts: bool = False
+    prediction: tuple[int, ...] = ()
     echo: tuple[str, ...] = ()  # the prompts as text, where they are part of the answer
     token_ids: bool = False
     names_ids: bool = False  # logprobs have "token_id:ID" in place of a token's text
@@ -172,23 +189,27 @@ def _request(
         seed = None if body.seed is None else check_seed(body.seed)
     except DraftproofError as error:
         raise refused("seed", error) from error
+    form = form_of(body)
+    sampling = _sampling(body, model)
     settings: RequestSettings = {
-        "sampling": _sampling(body, model),
+        "sampling": sampling if form is None else dataclasses.replace(sampling, grammar=form.grammar),
         "stop": _stops(body.stop),
         "seed": seed,
         "logprobs": max(top or 0, DETAILS) if special.details else top,
         **_speculation(special, model),
     }
+    prediction: tuple[int, ...] = ()
     if body.prediction is not None and body.prediction.text:
-        settings["prediction"] = _prediction(body.prediction.text, model)
+        settings["prediction"] = prediction = _prediction(body.prediction.text, model)
     return TextRequest(
         kind,
         prompts,
         tuple({**settings, "max_new_tokens": _room(ids, model, prompt_name, *wanted)} for ids in prompts),
         n,
         top,
+        form=None if form is None else form.name,
         details=special.details,
-        predicts="prediction" in settings,
+        prediction=prediction,
         token_ids=bool(body.return_token_ids),
         names_ids=bool(body.return_tokens_as_token_ids),
         stream=bool(body.stream),

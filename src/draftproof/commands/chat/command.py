@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftproof.commands.chat.settings import NAMES, ChatSettings
+from draftproof.commands.grammar_options import Choice, JsonObject, JsonSchema, LarkFile, Regex, grammar_of
 from draftproof.commands.shared import (
     AnyTarget,
     Device,
@@ -67,6 +68,11 @@ def chat(
     no_generation_config: NoGenerationConfig = False,
     draft_temperature: DraftTemperature = None,
     draft_top_k: DraftTopK = None,
+    json_schema: JsonSchema = None,
+    json_object: JsonObject = False,
+    regex: Regex = None,
+    grammar: LarkFile = None,
+    choice: Choice = None,
     stop: Stop = None,
     ignore_eos: IgnoreEos = False,
     seed: Seed = None,
@@ -89,6 +95,10 @@ def chat(
         given |= {"verify": rule_of(verify, reproducible, lossy), "lossy": lossy}
     if {"tree", "draft_length"} & given.keys():
         given["tree"] = tree_of(tree, draft_length)
+    form = grammar_of(json_schema, json_object, regex, grammar, choice)
+    given.pop("grammar", None)  # a file, where the setting is what it says
+    if form is not None:
+        given["grammar"] = form.as_dict
     if "no_generation_config" in given:
         given["generation_config"] = not no_generation_config
     conversation = _conversation(given, resume)

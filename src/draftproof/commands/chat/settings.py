@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class ChatSettings:
     generation_config: bool = True  # whether the model's own file decides about controls that are not given
     draft_temperature: float | None = None
     draft_top_k: int | None = None
+    grammar: dict[str, str] | None = None  # that answers follow, by kind and text
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None  # of the next answer; it counts up, so that every answer has noise of its own
@@ -77,7 +79,8 @@ class ChatSettings:
         rule, tree = choose_rule(self.verify, self.lossy), None if self.tree == "auto" else Tree.parse(self.tree)
         if tree is not None and (self.verify != "auto" or self.lossy is not None):
             choose_draw(rule, tree, None)
-        sampling = Sampling(**{**own, **self.controls}, end_tokens=() if self.ignore_eos else None)
+        ends = () if self.ignore_eos else None
+        sampling = Sampling(**{**own, **self.controls}, end_tokens=ends, grammar=self.grammar)
         changes = given(temperature=self.draft_temperature, top_k=self.draft_top_k)
         return {
             "verify": self.verify,
@@ -119,6 +122,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, kind)
     if kind in (int, float):
         return isinstance(value, int | kind) and not isinstance(value, bool)
+    if kind == dict[str, str]:
+        return isinstance(value, dict) and value.keys() == {"kind", "text"}
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
@@ -137,11 +142,30 @@ def _parsed(name: str, text: str, kind: Any) -> Any:
             return kind(text)
         except ValueError as error:
             raise DraftproofError(f"{name} takes a {'whole ' if kind is int else ''}number, not {text!r}") from error
+    if kind == dict[str, str]:
+        return _grammar(text)
     return () if text.lower() in OFF else (text,)
+
+
+def _grammar(text: str) -> dict[str, str]:
+    """A grammar as one can type it: "json", a JSON schema, or a list of choices."""
+    from draftproof.grammar import as_grammar
+    from draftproof.models.grammars import check
+
+    try:
+        value = text if text == "json" else json.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    found = as_grammar(value)
+    if found is None:
+        raise DraftproofError(f'grammar takes json, a JSON schema or a list such as ["yes", "no"], not {text!r}')
+    return check(found).as_dict
 
 
 def _typed(value: Any) -> str:
     """A value as one would type it."""
+    if isinstance(value, dict):
+        return str(value["text"] or value["kind"])
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

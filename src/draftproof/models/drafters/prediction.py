@@ -66,6 +66,20 @@ class Expected(NamedTuple):
         return size
 
 
+def speaks_at(prediction: Sequence[int], parts: Sequence[Sequence[int]]) -> list[bool]:
+    """Whether the prediction has a draft token before each of these parts of a text, which follow one another.
+
+    >>> speaks_at([5, 6, 7], [[5, 6], [7], [8]])
+    [True, True, False]
+    """
+    session, found = PredictionSession(Prediction(0), 1), []
+    session.predict(0, prediction)
+    for part in parts:
+        found.append(session._guess(0, ()) >= 0)
+        session.places[0], session.ends[0] = session._follow(0, part)
+    return found
+
+
 class Alignment(NamedTuple):
     """Where a text is in its prediction."""
 

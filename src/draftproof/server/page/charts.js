@@ -56,27 +56,32 @@ export function drawCalls(run, width) {
   return { parts, says };
 }
 
-/** Bars for the measured share at each position, and diamonds for its expectation. */
+/** Bars for the measured share at each position, diamonds for its expectation, and a line above which no rule gets. */
 export function drawAcceptance(positions, width) {
   const shown = positions ?? [];
   const slots = Math.max(shown.length, 5);
   const frame = new Frame(width, [0.5, slots + 0.5], [0, 1], "position in the draft");
   const parts = frame.axes((value) => `${Math.round(100 * value)}%`, shown.map((_, i) => i + 1));
   const bar = Math.min(26, 0.62 * (frame.x(2) - frame.x(1)));
-  shown.forEach(({ measured, expected, tried = Infinity }, i) => {
+  shown.forEach(({ measured, expected, limit, tried = Infinity }, i) => {
     const [x, y] = [frame.x(i + 1), frame.y(expected ?? 0)];
     const top = frame.y(measured ?? 0);
     const faint = tried < FEW ? { opacity: 0.35 } : {};
     parts.push(svg("rect", {
       class: "bar", x: x - bar / 2, y: top, width: bar, height: Math.max(0, frame.y(0) - top), rx: 2, ...faint,
     }));
+    if (typeof limit === "number") {
+      const high = frame.y(limit);
+      parts.push(svg("line", { class: "limit", x1: x - bar / 2 - 5, x2: x + bar / 2 + 5, y1: high, y2: high, ...faint }));
+    }
     if (expected === undefined || expected === null) return;
     parts.push(svg("line", { class: "expected", x1: x - bar / 2 - 3, x2: x + bar / 2 + 3, y1: y, y2: y, ...faint }));
     parts.push(svg("path", { class: "diamond", d: `M ${x} ${y - 4.5} l 4.5 4.5 l -4.5 4.5 l -4.5 -4.5 z`, ...faint }));
   });
   if (!shown.length) parts.push(frame.empty("appears with the first draft"));
-  const says = shown.map(({ measured, expected }, i) =>
-    `position ${i + 1}: ${percent(measured)} measured, ${percent(expected)} expected`).join("; ") || "no drafts yet";
+  const says = shown.map(({ measured, expected, limit }, i) =>
+    `position ${i + 1}: ${percent(measured)} measured, ${percent(expected)} expected, limit ${percent(limit)}`)
+    .join("; ") || "no drafts yet";
   return { parts, says };
 }
 

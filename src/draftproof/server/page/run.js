@@ -74,8 +74,9 @@ export class Run {
     return { each, mean: means(each), expected: means(this.steps.map(expectedTokens)) };
   }
 
-  /** For each position of the draft, over the steps that drafted so deep: the share that accepted so many, and the mean
-   * of the probability of that. A step in which the text ended says nothing: what it accepted after the end is not told. */
+  /** For each position of the draft, over the steps that drafted so deep: the share that accepted so many, the mean of
+   * the probability of that, and its limit by any exact rule, which is known of drafts that are one path. A step in which
+   * the text ended says nothing: what it accepted after the end is not told. */
   get acceptance() {
     const whole = this.finish === "stop" ? this.steps.slice(0, -1) : this.steps;
     const drafted = whole.filter((step) => step.reached?.length);
@@ -84,7 +85,11 @@ export class Run {
       const tried = drafted.filter((step) => step.reached.length > i);
       const measured = tried.filter((step) => step.accepted > i).length / tried.length;
       const expected = tried.reduce((sum, step) => sum + step.reached[i], 0) / tried.length;
-      return { measured, expected, tried: tried.length };
+      const bounded = tried.every((step) => step.limit?.length > i);
+      // both are estimated from the same few drafts; the limit itself is never below what a rule reaches
+      const mean = bounded ? tried.reduce((sum, step) => sum + step.limit[i], 0) / tried.length : undefined;
+      const limit = bounded ? Math.max(mean, expected) : undefined;
+      return { measured, expected, limit, tried: tried.length };
     });
   }
 }

@@ -51,9 +51,9 @@ export class ServerPanel {
     if (typeof speed === "number") facts.push([speed.toFixed(speed < 10 ? 1 : 0), "tokens/s"]);
     if (calls) facts.push([calls.toFixed(2), "tokens/call"]);
     this.load.replaceChildren(...facts.map(([value, name]) => element("span", {}, [element("b", {}, value), ` ${name}`])));
-    const { model, draft, drafter = draft, verifier, status } = stats;
+    const { model, drafter, verifier, status } = stats;
     const parts = [model, drafter && `drafter ${drafter}`, verifier && `rule ${verifier}`, status !== "ready" && status];
     this.engine.textContent = parts.filter(Boolean).join(" · ");
-    this.onStats({ ...stats, drafter, positions: positions(stats) });
+    this.onStats({ ...stats, positions: positions(stats) });
   }
 }
