@@ -113,7 +113,7 @@ def test_the_size_of_a_batch_changes_next_to_nothing(monkeypatch):
     target, draft = tiny.model(), NGram(tiny.VOCABULARY)
     made = list(collect.engine(target, PROMPTS, COOL, samples=3, draft=draft, max_new_tokens=20, seed=3))
     whole = audit(made, target, draft=draft)
-    monkeypatch.setattr("draftproof.audit.run.ROOM", {"cpu": (1, 7 * tiny.VOCABULARY)})
+    monkeypatch.setattr("draftproof.audit.observe.ROOM", {"cpu": (1, 7 * tiny.VOCABULARY)})
     parts = audit(made, target, draft=draft)
     assert parts.final == pytest.approx(whole.final, abs=0.03)  # tables learn after other numbers of tokens
     assert parts.perplexity == pytest.approx(whole.perplexity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 
 from draftproof.audit import alternatives as faults
 from draftproof.audit import cells
-from draftproof.audit.alternatives import AuditRows, alternatives, condensed, derived, payoffs
-from draftproof.audit.evidence import Evidence
+from draftproof.audit.alternatives import AuditRows, alternatives, condensed, derived
+from draftproof.audit.evidence import Evidence, learn, learned_logs
+from draftproof.audit.keys import DraftLength
+from draftproof.audit.payoffs import payoffs
 from draftproof.audit.rows import ReadTranscript, rows
 from draftproof.audit.transcripts import Transcript
+from draftproof.audit.wealth import STRENGTHS
 from draftproof.law import residual, sample
 from draftproof.sampling import Sampling, law
 from tests.support.faults import auditor, chain, feed, plain, rows_of, softmax, world
@@ -35,10 +39,11 @@ def laws(seed: int, count: int = 30) -> AuditRows:
     q[: 3 * V] = 0
     y = np.tile(np.arange(V), count)
     seen = chance.random((count, V)).repeat(V, axis=0) < 0.4
-    return derived(AuditRows(p, y, seen, q, weights(), weights()))
+    again = (chance.random(count) < 0.5).repeat(V)
+    return derived(AuditRows(p, y, seen, q, weights(), weights(), again))
 
 
-@pytest.mark.parametrize("alternative", alternatives(draft=True), ids=lambda a: a.says)
+@pytest.mark.parametrize("alternative", alternatives(draft=True, steps=True), ids=lambda a: a.says)
 def test_an_alternative_is_a_law_and_its_ratio_has_mean_one(alternative):
     made = laws(1)
     a = alternative.law(made)
@@ -55,7 +60,7 @@ def test_an_alternative_is_a_law_and_its_ratio_has_mean_one(alternative):
     assert np.all(np.isinf(ratio[~drawable]) == (a[np.arange(len(made.y)), made.y] > 0)[~drawable])
 
 
-@pytest.mark.parametrize("alternative", alternatives(draft=True), ids=lambda a: a.says)
+@pytest.mark.parametrize("alternative", alternatives(draft=True, steps=True), ids=lambda a: a.says)
 def test_with_a_tolerance_the_mean_is_one_and_no_law_within_it_gains(alternative):
     made, tolerance = laws(2), 0.01
     (pay,) = payoffs([alternative], made, tolerance)
@@ -124,6 +129,63 @@ def test_all_bets_together_are_fair_given_the_past(sampling, tolerance, wide, mo
             assert abs(mean - 1) < 1e-12
         else:
             assert 0.8 < mean < 1 + 1e-12
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.asarray], ids=["numpy", "torch"])
+def test_cells_are_what_their_tables_say_and_hold_the_mass_of_their_tokens(kind):
+    """Every token's cell, computed anew for that token, and the mass of all tokens in it."""
+    chance, made = np.random.default_rng(8), laws(4)
+    rank = np.argsort(np.argsort(-made.p, axis=1, kind="stable"), axis=1)
+    last, twin = (chance.integers(-1, V, size=len(made.p) // V).repeat(V) for _ in range(2))
+    middle = np.cumsum(made.p, axis=1) - made.p / 2
+    ratio = made.q[..., None] > np.array(cells.RATIOS) * made.p[..., None]
+    drafted = made.q.sum(axis=1) > 0
+    same = [np.arange(V) == word[:, None] for word in (last, twin)]
+    ours = made._replace(**{name: kind(value.copy()) for name, value in made._asdict().items() if value is not None})
+    splits = {
+        "rank": (cells.by_rank(ours), np.log2(rank + 1).astype(int), drafted | True, cells.RANKS),
+        "quarter": (cells.by_quarter(ours), (middle * cells.QUARTERS).astype(int), drafted | True, cells.QUARTERS),
+        "seen": (cells.by_history(ours, kind(last)), made.seen + 1 * same[0], drafted | True, 3),
+        "draft": (cells.by_draft(ours), ratio.sum(axis=2), drafted, len(cells.RATIOS) + 1),
+        "token": (cells.by_token(ours, ()), np.arange(V) + 0 * rank, drafted | True, V),
+        "twin": (cells.by_twin(ours, kind(twin)), 1 * same[1], twin >= 0, 2),
+    }
+    for name, (split, cell, bets, size) in splits.items():
+        cell = np.minimum(cell, size - 1)
+        assert (split.cell == cell[np.arange(len(made.y)), made.y]).all(), name
+        mass = np.stack([(made.p * (cell == j)).sum(axis=1) for j in range(size)], axis=1) * bets[:, None]
+        np.testing.assert_allclose(split.mass, mass, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("vocabulary", [5, 30, 5000])
+def test_the_capital_of_all_bets_is_one(draft, steps, vocabulary):
+    """More would be evidence before the first token."""
+    evidence = Evidence(alternatives(draft), cells.tables(vocabulary, draft, steps))
+    assert sum(bet.weight for bet in evidence.bets) == pytest.approx(1, abs=1e-12)
+    assert min(bet.weight for bet in evidence.bets) > 0
+    assert evidence.evidence == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3, 0.05])
+def test_no_law_within_the_tolerance_gains_from_a_table(tolerance):
+    """A table that has learned, on one more token: the law nearest to its bet that the tolerance allows."""
+    chance, mass, counts = np.random.default_rng(3), np.array([0.5, 0.3, 0.2]), np.zeros((2, 2, 3))
+
+    def entries(key, cell):
+        return cells.Entries(key, cell, np.tile(mass, (len(cell), 1)))
+
+    seen = entries(chance.integers(2, size=400), chance.choice(3, size=400, p=[0.2, 0.3, 0.5]))
+    learn(counts, seen, np.zeros(400, dtype=bool))
+    for key, strength in itertools.product(range(2), STRENGTHS):
+        one_each = entries(np.full(3, key), np.arange(3))
+        tilt = (counts[0] + strength) / (counts[1] + strength)
+        gains = np.exp(learned_logs(tilt, one_each, np.zeros(3, dtype=bool), tolerance))
+        mean = mass @ gains + tolerance * (gains.max() - gains.min())
+        assert mean < 1 + 1e-12
+        assert mean > 1 - 1e-12 or tolerance
+        assert gains.max() > 1.001  # something is bet
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.asarray], ids=["numpy", "torch"])
@@ -216,7 +278,7 @@ def test_false_alarms_are_rarer_than_alpha_however_often_one_looks(sampling, tol
         text._replace(prompt=prompt)
         for text, prompt in zip(many(here, prompts, length, sampling), prompts, strict=True)
     ]
-    observed, _ = book.observe([rows_of(here, text) for text in texts])
+    observed, _ = book.observe([[rows_of(here, text)] for text in texts])
     peaks = []
     for i in range(audits):
         evidence = Evidence(book.alternatives, book.tables, tolerance)
@@ -252,3 +314,15 @@ def test_softmax_of_the_world_is_what_the_audit_reads():
     made, _ = rows([(rows_of(here, text), range(20))], 0.0)
     before = [0, *text.output[:-1]]
     assert np.abs(made.p - softmax(here.p[before])).max() < 1e-15
+
+
+def test_a_position_is_drafted_again_if_the_step_before_stopped_well_before_its_end():
+    """Steps of 2, 0, 3, 1 and 3 accepted guesses; how long a draft is shows only when one was accepted as far."""
+    flags = [int(flag) for flag in "1100" + "1110" + "10" + "1110" + "0"]
+    text = Transcript((0,), (0,) * len(flags), Sampling(), tuple(map(bool, flags)))
+    lengths = DraftLength()
+    first = [t for t, yes in enumerate(lengths.again(text)) if yes]
+    assert first == [4, 10]  # after no guess, and after one, of three; after two of two it is too early to tell
+    assert lengths.longest == 3
+    assert [t for t, yes in enumerate(lengths.again(text)) if yes] == [4, 10]
+    assert lengths.again(text._replace(accepted=None)) is None

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from draftproof.audit.report import Report, report
+from benchmarks import reused_noise
+from draftproof.audit.report import Report
 from draftproof.audit.transcripts import Transcript
 from draftproof.sampling import Sampling
-from tests.support.faults import Rule, World, auditor, blocks, chain, feed, plain, softmax, world
+from tests.support.faults import PENALTIES, Rule, World, auditor, blocks, chain, feed, penalised, plain, softmax, world
 
 ALARM = np.log(100)
 
@@ -24,7 +25,7 @@ def audited(here: World, texts: Iterator[Transcript], limit: int, *, draft: bool
         if not steps:
             portion = [text._replace(accepted=None) for text in portion]
         feed(book, here, *portion, draft=draft)
-    return report(book.evidence, book.notes, 0.01)
+    return book.report(0.01)
 
 
 def forever(make) -> Iterator[Transcript]:
@@ -34,12 +35,6 @@ def forever(make) -> Iterator[Transcript]:
         seed += 1
 
 
-def penalised(scores, counts, tested):
-    """Presence and frequency penalties, forgotten where a guess is tested."""
-    return softmax(scores if tested else scores - 0.3 * (counts > 0) - 0.02 * counts)
-
-
-PENALTIES = Sampling(presence_penalty=0.3, frequency_penalty=0.02)
 FAULTS = {
     # fault: (vocabulary, tokens it may take, engine, words of the verdict)
     "residual drawn from p": (
@@ -108,6 +103,21 @@ def test_noise_that_is_used_again_in_the_next_step_is_found(steps):
     assert found.tokens < 50_000  # of the 200,000 that it may take
     fresh = audited(here, iter(blocks(here, 150, 100, 1, by_position=False)), 15_000, draft=False, steps=steps)
     assert fresh.exact
+
+
+def test_noise_that_is_used_again_is_found_in_a_large_vocabulary():
+    """Block verification with the noise of its tests named by position: bets on the step before show it soonest."""
+    laws = reused_noise.zipf(24, 2048, 1.0)
+    found = reused_noise.step_bets(laws, reused_noise.written(laws, 500, 100, 2, seed=1, again=True))
+    assert found.evidence.count == 50_000
+    assert found.evidence.evidence > ALARM
+    wealth = found.won
+    by_step_before = "how often the draft's favourites come depends on the step before"
+    again = "where a position is drafted again, guesses were accepted too rarely"
+    others = max(log for says, log in wealth.items() if says not in (by_step_before, again))
+    assert min(wealth[by_step_before], wealth[again]) > others + 3
+    fresh = reused_noise.step_bets(laws, reused_noise.written(laws, 200, 100, 2, seed=1, again=False))
+    assert fresh.evidence.peak < ALARM
 
 
 def test_samples_that_share_their_noise_are_found():

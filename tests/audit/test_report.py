@@ -11,9 +11,9 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from draftproof.audit import evidence
+from draftproof.audit import wealth
 from draftproof.audit.page import html
-from draftproof.audit.report import TOO_FEW, power_of_ten, report
+from draftproof.audit.report import TOO_FEW, power_of_ten
 from draftproof.commands import cli
 from draftproof.sampling import Sampling
 from tests.support import tiny
@@ -25,7 +25,7 @@ def audited(heat: float = 1.0, stated: Sampling | None = None):
     book = auditor(here, draft=False)
     texts = [plain(here, 400, seed, heat)._replace(line=seed + 1) for seed in range(5)]
     feed(book, here, *(text._replace(sampling=stated or text.sampling) for text in texts), draft=False)
-    return report(book.evidence, book.notes, 0.01)
+    return book.report(0.01)
 
 
 def test_an_exact_engine_in_one_sentence():
@@ -155,7 +155,7 @@ def test_more_tokens_show_smaller_faults():
     sizes = []
     for portion in range(3):
         feed(book, here, *(plain(here, 500, 10 * portion + seed) for seed in range(4 ** (portion + 1) // 4)))
-        sizes.append({p.family: p.total_variation for p in report(book.evidence, book.notes, 0.01).power})
+        sizes.append({p.family: p.total_variation for p in book.report(0.01).power})
     assert sizes[0]["draft leaks"] > sizes[1]["draft leaks"] > sizes[2]["draft leaks"] > 0
     assert sizes[0]["temperature"] > sizes[2]["temperature"] > 0
 
@@ -164,7 +164,7 @@ def test_few_tokens_would_show_nothing_and_say_so():
     here = world(1, 30, 0.7)
     book = auditor(here)
     feed(book, here, plain(here, 3, seed=1))
-    found = report(book.evidence, book.notes, 0.01)
+    found = book.report(0.01)
     assert found.power
     assert all(p.share is p.total_variation is None for p in found.power)  # also of temperatures beyond those bet on
     assert TOO_FEW in found.text()
@@ -173,7 +173,7 @@ def test_few_tokens_would_show_nothing_and_say_so():
 
 
 def test_the_curve_stays_short_however_long_the_audit(monkeypatch):
-    monkeypatch.setattr(evidence, "POINTS", 16)
+    monkeypatch.setattr(wealth, "POINTS", 16)
     here = world(1, 5)
     book = auditor(here, draft=False)
     for seed in range(12):
@@ -233,9 +233,38 @@ def test_collect_then_audit(draftproof, folder, tmp_path):
     assert "<strong>Not exact</strong>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_an_engine_against_its_own_plain_sampling(draftproof, folder, tmp_path):
+    """From files alone; the audit's model may be another one than the engine's."""
+    (tmp_path / "prompts.txt").write_text("abcabc\nhello\n")
+    plain, speculative, page = (tmp_path / name for name in ("plain.jsonl", "speculative.jsonl", "page.html"))
+    words = [tmp_path / "prompts.txt", "--target", folder, "--samples", "16", "-n", "12"]
+    for path, extra in ((plain, ["--seed", "1"]), (speculative, ["--seed", "2", "--draft", "ngram"])):
+        assert draftproof("collect", "engine", words[0], path, *words[1:], *extra)[0] == 0
+    code, out, _ = draftproof("audit", speculative, "--against", plain, "--target", folder, "--draft", "ngram")
+    assert code == 0, out
+    assert re.match(r"no difference so far at level 0\.01 after \d+ tokens in 32 pairs", out)
+    told = [json.loads(line) for line in speculative.read_text().splitlines()]
+    for text in told:  # an engine that says the same token again and again
+        text["output_token_ids"] = [97] * len(text["output_token_ids"])
+    speculative.write_text("".join(json.dumps(text) + "\n" for text in told))
+    arguments = ["audit", speculative, "--against", plain, "--target", folder, "--json", "--html", page]
+    code, out, _ = draftproof(*arguments)
+    assert code == 1
+    assert json.loads(out)["paired"]["groups"] == 32
+    assert "pairs of texts" in page.read_text(encoding="utf-8")
+    code, _, err = draftproof(*arguments, "--tolerance", "0.01")
+    assert (code, err) == (2, "error: a comparison with plain transcripts needs no allowance: leave --tolerance out\n")
+    cool = tmp_path / "cool.jsonl"
+    cool.write_text("".join(json.dumps({**text, "sampling": {"temperature": 0.5}}) + "\n" for text in told))
+    code, _, err = draftproof("audit", cool, "--against", plain, "--target", folder)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "line 1: temperature is 0.5, but 1.0 in the plain transcripts of this prompt" in err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["audit", "file.txt", "--against", "none.jsonl"], "no transcripts at none.jsonl: create some"),
         (["audit", "none.jsonl"], "no transcripts at none.jsonl: create some with `draftproof collect`"),
         (["audit", "file.txt", "--target", "FOLDER"], "line 1 is not JSON"),
         (["audit", "file.txt", "--html", "nowhere/page.html"], "the report cannot be written to nowhere/page.html"),

@@ -8,7 +8,7 @@ well `a` describes the fault only decides how much is won when the engine is not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ EMPTY = -4  # in place of an id: the column stands for no token
 LAWS = ("p", "q", "untruncated", "unpenalised")
 # Starting capital of a family, if it is not 1. More capital detects a fault log(capital) nats earlier. That helps with
 # faults that take long to detect, and costs the others, detected within a few thousand tokens, next to nothing.
-CAPITAL = {"acceptance": 8.0, "temperature": 3.0, "draft leaks": 2.0}
+CAPITAL = {"acceptance": 8.0, "temperature": 3.0, "noise used again": 3.0}
 
 
 class AuditRows(NamedTuple):
@@ -34,6 +34,7 @@ class AuditRows(NamedTuple):
     q: Array = None  # [R, V] the draft's law; a zero row where it has no guess
     untruncated: Array = None  # [R, V] without top-k, top-p and the like, where the settings have them
     unpenalised: Array = None  # [R, V] without penalties, where the settings have them
+    again: Array = None  # [R] whether a draft of the step before reached this position and was rejected before it
     ids: Array = None  # [R, V] the token of each column; None where column i is token i
     ordered: Array = None  # [R, V] p, largest first
     logs: Array = None  # [R, V] log p
@@ -96,6 +97,11 @@ def derived(rows: AuditRows) -> AuditRows:
     )
 
 
+def rows_at(rows: AuditRows, places: np.ndarray) -> AuditRows:
+    """Some of the rows."""
+    return AuditRows(*(None if array is None else array[places] for array in rows))
+
+
 class Alternative(NamedTuple):
     """One fault: the law it would produce, and the shares of tokens on which it may happen."""
 
@@ -106,45 +112,6 @@ class Alternative(NamedTuple):
     cap: Callable[[float], float] = lambda tolerance: tolerance**-0.25  # of the ratio, where noise is allowed for
     factor: float = 1.0  # of a temperature: by how much it is off
     stake: float = 1.0  # its part of the family's capital
-
-
-class Payoff(NamedTuple):
-    """What a bet on one alternative pays at each token."""
-
-    ratio: Array  # [R] a(y) / p(y): mean one under p; infinite where p(y) = 0 and no noise is allowed for
-    spread: Array  # [R] largest less smallest ratio: what a unit of total variation could add to the mean
-
-
-def payoffs(alternatives: Sequence[Alternative], rows: AuditRows, tolerance: float) -> list[Payoff]:
-    """The payoffs of every alternative; with a tolerance the ratios are capped at an unchanged mean of one.
-
-    What a cap takes from a ratio is given back evenly. If the engine's law is within `tolerance` of p in total
-    variation, the ratio's mean under it is at most 1 + tolerance * spread, and the bet is charged with that.
-    """
-    xp = array_namespace(rows.p)
-    here = at(rows.p, rows.y)
-    if tolerance == 0:
-        return [_unbounded(alternative.law(rows), rows.y, here) for alternative in alternatives]
-    divisor = xp.where(rows.p > 0, rows.p, TINY)  # where p = 0: beyond every cap, or zero if a is zero too
-    blocked = xp.where(rows.p > 0, rows.p * 0, 1 / TINY)
-    unknown = ~xp.any(rows.p > 0, axis=-1)
-    pays = []
-    for alternative in alternatives:
-        a = alternative.law(rows)
-        ratio = xp.clip(a / divisor, max=alternative.cap(tolerance))
-        rest = 1 - xp.sum(rows.p * ratio, axis=-1)  # [R]
-        low = xp.where(unknown, 0.0, xp.min(ratio + blocked, axis=-1))
-        neither = (here == 0) & (at(a, rows.y) == 0)  # no bet
-        pays.append(Payoff(xp.where(neither, 1.0, at(ratio, rows.y) + rest), xp.max(ratio, axis=-1) - low))
-    return pays
-
-
-def _unbounded(a: Array, y: Array, here: Array) -> Payoff:
-    """The ratio a(y) / p(y) without a cap."""
-    xp = array_namespace(a)
-    share = at(a, y)
-    outside = xp.where(share > 0, share * 0 + math.inf, share * 0 + 1)
-    return Payoff(xp.where(here > 0, divide(share, here), outside), here * 0)
 
 
 def scaled(weights: Array) -> Array:
@@ -245,6 +212,21 @@ def careless(rows: AuditRows) -> Array:
     return _verified(_smaller(rows.q, rows.p), rows.p)
 
 
+def refused(rows: AuditRows) -> Array:
+    """No guess is accepted where a position is drafted again: its test has failed once with the same noise."""
+    return rows.p if rows.again is None else array_namespace(rows.p).where(rows.again[:, None], rows.rejected, rows.p)
+
+
+def preferred(rows: AuditRows) -> Array:
+    """Only accepted guesses are emitted where a position is drafted again."""
+    if rows.again is None:
+        return rows.p
+    xp = array_namespace(rows.p)
+    accepted = _smaller(rows.q, rows.p)
+    usable = rows.again[:, None] & (xp.sum(accepted, axis=-1, keepdims=True) > 0)
+    return xp.where(usable, scaled(accepted), rows.p)
+
+
 def mistaken(factor: float) -> Callable[[AuditRows], Array]:
     """Guesses from q are verified as if they came from q at another temperature."""
 
@@ -262,8 +244,8 @@ def best_as_drawn(rows: AuditRows) -> Array:
     return _verified(best * divide(_smaller(rows.q, rows.p), rows.q), rows.rejected)
 
 
-def alternatives(draft: bool) -> tuple[Alternative, ...]:
-    """All alternatives; those about the draft only where its law is known."""
+def alternatives(draft: bool, steps: bool = False) -> tuple[Alternative, ...]:
+    """All alternatives; those about the draft only where its law is known, those about steps where these are too."""
     often, rarely = (0.03, 0.3, 0.999), (0.003, 0.01, 0.03, 0.1, 0.3)
     listed = [
         Alternative("truncation ignored", "the truncation were ignored", untruncated, often),
@@ -285,7 +267,7 @@ def alternatives(draft: bool) -> tuple[Alternative, ...]:
     if draft:
         listed += [
             Alternative("draft leaks", "guesses of the draft went unchecked", leaked, rarely),
-            Alternative("draft leaks", "the draft's best guess went unchecked", guessed, rarely),
+            Alternative("best guess leaks", "the draft's best guess went unchecked", guessed, rarely),
             Alternative("rejection", "p instead of (p - q)+ were drawn after a rejection", careless, often),
             Alternative("wrong q", "the draft's best guess were verified as a draw from q", best_as_drawn, often),
             Alternative("wrong q", "guesses were verified with a q that is too hot", mistaken(1.4), often),
@@ -294,6 +276,10 @@ def alternatives(draft: bool) -> tuple[Alternative, ...]:
         for factor, stake in ((0.9, 1.0), (1.02, 6.0), (1.1, 1.0), (1.5, 1.0)):  # a small bias takes longest to detect
             words = f"guesses were accepted {factor} times as often as they should"
             listed.append(Alternative("acceptance", words, eager(factor), stake=stake))
+    if draft and steps:
+        again, shares = "where a position is drafted again, guesses were accepted too", (0.01, 0.03, 0.1, 0.3)
+        listed.append(Alternative("noise used again", f"{again} rarely", refused, shares, stake=2.0))
+        listed.append(Alternative("noise used again", f"{again} often", preferred, shares))
     forbidden = Alternative(
         "impossible tokens", "tokens came that the settings forbid", impossible, (0.001, 0.03), lambda noise: 1 / noise
     )

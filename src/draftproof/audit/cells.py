@@ -20,6 +20,7 @@ from draftproof.law import Array, at
 RANKS, QUARTERS, RATIOS = 8, 4, (0.25, 0.5, 1.0, 2.0, 4.0)
 SMALL = 32  # up to this many tokens, each is a cell of its own
 STEP = 5  # keys for the position in the step: 0, 1, 2, 3 or more, unknown
+BEFORE = 6  # keys for the accepted guesses of the step before: 0, 1, 2, 3, 4 or more, none
 
 
 class Cells(NamedTuple):
@@ -77,6 +78,8 @@ def tables(vocabulary: int, draft: bool, steps: bool) -> tuple[Table, ...]:
             listed.append(Table(words, "token", "step token", STEP * (vocabulary + 1), token))
         if draft:
             listed.append(Table("the draft's favour depends on the position in the step", "draft", "step", STEP, size))
+            words = "how often the draft's favourites come depends on the step before"
+            listed.append(Table(words, "favourite", "two steps", STEP * BEFORE, 2))
     return tuple(listed)
 
 
@@ -119,6 +122,13 @@ def by_draft(rows: AuditRows) -> Cells:
     split = _cut(rows.p, cell, rows.y, len(RATIOS) + 1)
     guess = numbers(xp.sum(rows.q, axis=-1)) > 0
     return Cells(split.cell, split.mass * guess[:, None])
+
+
+def by_favourite(draft: Cells) -> Cells:
+    """Tokens that are likelier under the draft than under the target, against all others; from the bins of q/p."""
+    edge = RATIOS.index(1.0) + 1
+    mass = np.stack([draft.mass[:, :edge].sum(axis=1), draft.mass[:, edge:].sum(axis=1)], axis=1)
+    return Cells((draft.cell >= edge).astype(int), mass)
 
 
 def by_token(rows: AuditRows, ends: tuple[int, ...]) -> Cells:

@@ -132,7 +132,8 @@ def endpoint(
             "return_tokens_as_token_ids": True,
             **NEUTRAL,
             "top_k": target.vocabulary,
-            **_for_openai(sampling),
+            **_for_openai(dataclasses.replace(sampling, grammar=None)),
+            **_structured(sampling),
         }
         for choice in _post(f"{url.rstrip('/')}/completions", body, key).get("choices", []):
             output, retokenised = _chosen(choice, target)
@@ -195,6 +196,18 @@ def _for_openai(sampling: Sampling) -> dict[str, Any]:
     off = Sampling()
     changed = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(off, name)}
     return {"temperature": 1.0, **changed}  # some servers have another default
+
+
+def _structured(sampling: Sampling) -> dict[str, Any]:
+    """The grammar under vLLM's name for it."""
+    if sampling.grammar is None:
+        return {}
+    kind, text = sampling.grammar.kind, sampling.grammar.text
+    names = {"json_schema": "json", "json": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
+    if kind not in names:
+        raise DraftproofError(f"a completions endpoint takes no grammar of {kind}: leave it out to audit this engine")
+    value = json.loads(text or "{}") if kind in ("json_schema", "json", "choice") else text
+    return {"structured_outputs": {names[kind]: value}}
 
 
 def _only(sampling: Sampling, names: Sequence[str], who: str) -> None:

@@ -41,12 +41,10 @@ class Notes:
         """The tokens that added most, largest first."""
         return [spot for _, _, spot in sorted(self._worst, reverse=True)]
 
-    def take(
-        self, transcript: Transcript, chance: np.ndarray, void: np.ndarray, surprise: np.ndarray, gains: np.ndarray
-    ) -> None:
-        """Record one more transcript: p(y), void bets and gains [n], observed and expected surprise [n, 2]."""
+    def take(self, transcript: Transcript, chance: np.ndarray, void: np.ndarray, surprise: np.ndarray) -> None:
+        """Record one more transcript: p(y) and void bets [n], observed and expected surprise [n, 2]."""
         self.transcripts += 1
-        self.tokens += len(gains)
+        self.tokens += len(chance)
         self.void += int(void.sum())
         self.impossible += int(((chance == 0) & ~void).sum())
         self.retokenised += transcript.retokenised
@@ -55,6 +53,9 @@ class Notes:
             self.temperatures.add(float(temperature))
         self.surprise += surprise.sum(axis=0)
         self._check(transcript.line)
+
+    def rank(self, transcript: Transcript, chance: np.ndarray, gains: np.ndarray) -> None:
+        """Keep the tokens of a transcript that added most to the evidence, if they are among the worst so far."""
         for t in np.argsort(-gains, kind="stable")[:SPOTS]:
             text = transcript.prompt + transcript.output[:t]
             spot = Spot(float(gains[t]), transcript.line, int(t), transcript.output[t], float(chance[t]), text[-12:])

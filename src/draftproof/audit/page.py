@@ -52,34 +52,51 @@ def html(report: Report) -> str:
 <body><main>
 <h1>{escape(title)}</h1>
 {_verdict(report)}
-<figure><figcaption>Evidence against exactness, after each token. It starts at 1. If the engine is exact, it reaches the
-alarm at {1 / report.alpha:g} with a probability of at most {report.alpha:g}, however long the audit. Below the chart is
-what each line ends with.</figcaption>
+<figure><figcaption>{_caption(report)}</figcaption>
 {chart.chart(report)}</figure>
 <section><h2>Audited</h2>{_facts(report)}</section>
 <section><h2 id="faults">Smallest detectable faults</h2>{_faults(report)}</section>
-<section>{_worst(report)}</section>
+{_worst(report)}
 </main></body></html>
 """
 
 
+def _caption(report: Report) -> str:
+    """What the chart shows."""
+    claim = "the engine is exact" if report.paired is None else "speculation changes nothing"
+    each = "token" if report.paired is None else "pair of texts"
+    return (
+        f"Evidence against exactness, after each {each}. It starts at 1. If {claim}, it reaches the alarm at "
+        f"{1 / report.alpha:g} with a probability of at most {report.alpha:g}, however long the audit. Below the chart "
+        "is what each line ends with."
+    )
+
+
 def _verdict(report: Report) -> str:
     """The verdict's sentence, its first words in bold."""
-    kind, start = ("exact", "exact so far") if report.exact else ("wrong", "not exact")
-    rest = report.verdict.removeprefix(start)
-    return f'<p class="verdict {kind}"><strong>{start.capitalize()}</strong>{escape(rest)}</p>'
+    kind, rest = "exact" if report.exact else "wrong", report.verdict.removeprefix(report.headline)
+    return f'<p class="verdict {kind}"><strong>{report.headline.capitalize()}</strong>{escape(rest)}</p>'
 
 
 def _facts(report: Report) -> str:
     """The numbers of the audit as a list of names and values."""
     low, high = report.interval
+    compared = (
+        {"allowance for rounding": f"{report.tolerance:g} in total variation at each token"}
+        if report.paired is None
+        else {
+            "compared with": f"{report.paired.plain_tokens:,} tokens of plain sampling",
+            "pairs of texts": f"{report.paired.groups:,}",
+            "texts left out": f"{report.paired.alone:,}",
+        }
+    )
     facts = {
         "target": report.target,
         "transcripts": f"{report.transcripts:,}",
         "tokens": f"{report.tokens:,}",
         "perplexity": f"{report.perplexity:.3g}",
         "level alpha": f"{report.alpha:g}",
-        "allowance for rounding": f"{report.tolerance:g} in total variation at each token",
+        **compared,
         "strongest alternative": report.lead,
         "nats per token": f"{report.rate:+.2e} (95% interval {low:+.2e} to {high:+.2e})".replace("inf", "∞"),
         "impossible tokens": f"{report.impossible:,}",
@@ -100,6 +117,8 @@ def _faults(report: Report) -> str:
 
 def _worst(report: Report) -> str:
     """The tokens with most evidence; folded away where they mean nothing."""
+    if not report.worst:
+        return ""
     rows = [
         (
             f"{spot.gain:+.2f}".replace("inf", "∞"),
@@ -115,9 +134,9 @@ def _worst(report: Report) -> str:
     table = _table("worst", ("nats", "line", "position", "p", "text before", "token"), kinds, rows)
     heading = '<h2 id="worst">Tokens that added most to the evidence</h2>'
     if not report.exact:
-        return f"{heading}{table}"
+        return f"<section>{heading}{table}</section>"
     note = "Without an alarm they are the largest of many small numbers, and mean nothing."
-    return f'<details><summary>{heading}</summary><p class="note">{note}</p>{table}</details>'
+    return f'<section><details><summary>{heading}</summary><p class="note">{note}</p>{table}</details></section>'
 
 
 def _table(label: str, head: Sequence[str], kinds: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

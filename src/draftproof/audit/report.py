@@ -8,22 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftproof.audit.evidence import Bet, Evidence
 from draftproof.audit.notes import Notes, Spot
-
-SURE = 1.2815515655446004  # normal quantile of 90%: the smallest fault is one that is detected nine times out of ten
-
-
-class Power(NamedTuple):
-    """The smallest fault of one family that this many tokens reveal nine times out of ten."""
-
-    family: str
-    says: str
-    share: float | None  # of the tokens on which the fault happens; None: it would not be detected even on all of them
-    total_variation: float | None  # per token, at that share
-
+from draftproof.audit.power import Power, PowerSums, powers
+from draftproof.audit.wealth import Bet, Wealth
 
 TOO_FEW = "too few tokens: no kind of fault would have been detected nine times out of ten"
+
+
+class Pairs(NamedTuple):
+    """What a paired test compared the texts with."""
+
+    groups: int  # a text of one kind and one or more of the other
+    plain_tokens: int
+    alone: int  # texts that were left out, because their prompt is only in one of the files
 
 
 class Report(NamedTuple):
@@ -48,6 +45,7 @@ class Report(NamedTuple):
     perplexity: float
     families: tuple[str, ...]
     curve: tuple[tuple[int, float, list[float]], ...]  # tokens, log evidence, that of each family
+    paired: Pairs | None = None  # of a paired test
 
     @property
     def exact(self) -> bool:
@@ -57,12 +55,26 @@ class Report(NamedTuple):
     @property
     def verdict(self) -> str:
         """The verdict in one sentence."""
-        if self.exact:
-            return (
-                f"exact so far at level {self.alpha:g} after {self.tokens} tokens "
-                f"(evidence {power_of_ten(self.evidence)}, alarm at {1 / self.alpha:g})"
-            )
-        return f"not exact: the outputs look as if {self.lead}, evidence {power_of_ten(self.evidence)}"
+        return f"{self.headline}{self._details}"
+
+    @property
+    def headline(self) -> str:
+        """The first words of the verdict."""
+        if not self.exact:
+            return "not exact"
+        return "exact so far" if self.paired is None else "no difference so far"
+
+    @property
+    def _details(self) -> str:
+        """The rest of the verdict."""
+        if not self.exact:
+            beside = "" if self.paired is None else "beside plain texts of the engine "
+            return f": {beside}the outputs look as if {self.lead}, evidence {power_of_ten(self.evidence)}"
+        pairs = "" if self.paired is None else f" in {self.paired.groups} pairs"
+        return (
+            f" at level {self.alpha:g} after {self.tokens} tokens{pairs} "
+            f"(evidence {power_of_ten(self.evidence)}, alarm at {1 / self.alpha:g})"
+        )
 
     @property
     def detectable(self) -> list[tuple[float, float, str]]:
@@ -73,6 +85,15 @@ class Report(NamedTuple):
             if p.share is not None and p.total_variation is not None
         ]
 
+    @property
+    def measure(self) -> str:
+        """What the texts were compared with, and how closely."""
+        if self.paired is None:
+            return f"allowance for rounding: {self.tolerance:g} in total variation at each token"
+        return (
+            f"compared with {self.paired.plain_tokens} tokens of plain sampling, so there is no allowance for rounding"
+        )
+
     def text(self) -> str:
         """The report as a few lines of text."""
         low, high = self.interval
@@ -81,13 +102,15 @@ class Report(NamedTuple):
             f"target {self.target}, {self.transcripts} transcripts, perplexity {self.perplexity:.3g}",
             f"strongest alternative: {self.lead}",
             f"  {self.rate:+.2e} nats per token (95% interval {low:+.2e} to {high:+.2e})",
-            f"allowance for rounding: {self.tolerance:g} in total variation at each token",
+            self.measure,
         ]
+        if self.paired is not None and self.paired.alone:
+            lines.append(f"{self.paired.alone} texts were left out: their prompt is only in one of the files")
         if self.impossible:
             lines.append(f"{self.impossible} tokens have probability zero under the stated settings")
         if self.void:
             lines.append(
-                f"{self.void} tokens are at a truncation's edge, within the allowance: nothing was bet on them"
+                f"{self.void} tokens are at a truncation's edge, where rounding may cut them: nothing was bet on them"
             )
         if self.retokenised:
             lines.append(
@@ -97,7 +120,9 @@ class Report(NamedTuple):
         faults = [f"  {share:9.2%} {distance:9.4f}  {words}" for share, distance, words in self.detectable]
         words = "smallest faults that are detected nine times out of ten (share of tokens; total variation):"
         lines += [words, *faults] if faults else [TOO_FEW]
-        if not self.exact:  # without an alarm they are the largest of many small numbers and mean nothing
+        if (
+            not self.exact and self.worst
+        ):  # without an alarm they are the largest of many small numbers and mean nothing
             lines.append("tokens that added most to the evidence:")
             for spot, (before, token) in zip(self.worst, self.words, strict=True):
                 place = f"line {spot.line}, token {spot.position}"
@@ -107,6 +132,7 @@ class Report(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON; infinite numbers become null."""
         fields: dict[str, Any] = {"exact": self.exact, "verdict": self.verdict, **self._asdict()}
+        fields["paired"] = None if self.paired is None else self.paired._asdict()
         fields["power"] = [p._asdict() for p in self.power]
         fields["worst"] = [
             {**spot._asdict(), "text_before": before, "text": token}
@@ -119,12 +145,12 @@ class Report(NamedTuple):
         return json.dumps(self.as_dict(), indent=1, allow_nan=False)
 
 
-def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None) -> Report:
+def report(evidence: Wealth, notes: Notes, power: PowerSums, alpha: float, tokenizer: Any = None) -> Report:
     """Make the report of an audit from its state."""
     lead = evidence.bets[evidence.lead]
     n = max(evidence.count, 1)
-    mean = evidence.sums[0, evidence.lead] / n
-    spread = math.sqrt(max(evidence.sums[1, evidence.lead] / n - mean**2, 0) / n)
+    won, squares = evidence.sums[:, evidence.lead]
+    mean, spread = won / n, math.sqrt(max(squares - won**2 / max(evidence.rounds, 1), 0)) / n
     rate = mean if np.isfinite(evidence.wealth[evidence.lead]) else math.inf
     return Report(
         notes.target,
@@ -137,13 +163,13 @@ def report(evidence: Evidence, notes: Notes, alpha: float, tokenizer: Any = None
         says(lead, notes.temperatures, endless=math.isinf(rate)),
         rate,
         (mean - 1.96 * spread, rate + 1.96 * spread),
-        powers(evidence, alpha),
+        powers(evidence, power, alpha),
         tuple(notes.worst),
         tuple(_words(spot, tokenizer) for spot in notes.worst),
         notes.impossible,
         notes.void,
         notes.retokenised,
-        math.exp(min(notes.surprise[0] / n, 700.0)),
+        math.exp(min(notes.surprise[0] / max(notes.tokens, 1), 700.0)),
         evidence.families,
         evidence.path,
     )
@@ -157,42 +183,6 @@ def says(bet: Bet, temperatures: set[float], endless: bool) -> str:
     # impossible tokens are counted one by one, and once they occur, the bets on all shares are infinite
     whole = bet.share > 0.9 or bet.family == "impossible tokens" or endless
     return bet.says if whole else f"{bet.says} on {bet.share:.1%} of the tokens"
-
-
-def powers(evidence: Evidence, alpha: float) -> tuple[Power, ...]:
-    """For each family of named alternatives the smallest fault that is detected nine times out of ten.
-
-    A share s of the tokens drawn from a adds about s^2 m / 2 nats per token, where m is the mean of (a/p - 1)^2; their
-    sum over n tokens, x^2 = n s^2 m / 2, has a standard deviation of sqrt(2) x. So the fault is detected when
-    x^2 - SURE sqrt(2) x = log(1 / alpha) + log(1 / weight). For a temperature, s scales how far it is off; that
-    holds only within the range of temperatures that are bet on.
-    """
-    n = max(evidence.count, 1)
-    smallest: dict[str, Power] = {}
-    weight = {bet.says: bet.weight for bet in evidence.bets}
-    furthest = max(abs(alternative.factor - 1) for alternative in evidence.alternatives)
-    for i, alternative in enumerate(evidence.alternatives):
-        away, square = evidence.moments[:, i] / n
-        off = abs(alternative.factor - 1)
-        if square == 0 or off > 0.011:  # only the smallest factor: the scaling is linear near 1
-            continue
-        need = math.log(1 / alpha / weight[alternative.says])
-        x = (SURE * math.sqrt(2) + math.sqrt(2 * SURE**2 + 4 * need)) / 2
-        share = x * math.sqrt(2 / (n * square))
-        if share * off > furthest or (off == 0 and share > 1):
-            power = Power(alternative.family, alternative.says, None, None)
-        elif off > 0:
-            power = Power(alternative.family, f"the temperature were off by {share * off:.2%}", 1.0, share * away)
-        else:
-            power = Power(alternative.family, alternative.says, share, share * away)
-        known = smallest.get(alternative.family)
-        if known is None or _size(power) < _size(known):
-            smallest[alternative.family] = power
-    return tuple(smallest.values())
-
-
-def _size(power: Power) -> float:
-    return math.inf if power.total_variation is None else power.total_variation
 
 
 def power_of_ten(log: float) -> str:

@@ -18,9 +18,11 @@ from draftproof.audit.transcripts import Transcript
 from draftproof.controls import entropy
 from draftproof.draft import Tree
 from draftproof.engine.eager import unless_silent
+from draftproof.grammar import State
 from draftproof.law import Array, at, normalise
 from draftproof.models.base import Model, draft_session, taps
 from draftproof.models.drafters.fallback import Fallback
+from draftproof.models.grammars import start
 from draftproof.sampling import Context, Sampling, law
 
 _OPEN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
@@ -34,7 +36,9 @@ class ReadTranscript(NamedTuple):
     transcript: Transcript
     logits: Array  # [n, V] of the target
     draft: Array | None  # [n, V] law of the draft
+    masks: np.ndarray | None = None  # [n, V] what its grammar allows, if it has one; nothing where a text is lost
     previous: tuple[int, ...] = ()  # output of the sample before it for the same prompt
+    again: np.ndarray | None = None  # [n] whether a position was in a draft before, where steps are known
 
 
 def batches(transcripts: Iterable[Transcript], vocabulary: int, room: int) -> Iterator[list[Transcript]]:
@@ -65,8 +69,9 @@ def read(batch: Sequence[Transcript], target: Model, draft: Model | None) -> Ite
         guesses = _whole(guesser, batch) if at_once else _token_by_token(guesser, batch)
     for b, transcript in enumerate(batch):
         part = slice(len(transcript.output))
-        q = None if guesses is None else _law(guesses[b, part], speaks, transcript)
-        yield ReadTranscript(transcript, logits[b, part], q)
+        masks = grammar_masks(transcript, target)
+        q = None if guesses is None else _law(guesses[b, part], speaks, transcript, masks)
+        yield ReadTranscript(transcript, logits[b, part], q, masks)
 
 
 def _whole(session: Any, batch: Sequence[Transcript]) -> Array:
@@ -96,11 +101,35 @@ def _tokens(batch: Sequence[Transcript]) -> np.ndarray:
     return tokens
 
 
-def _law(rows: Array, speaks: str, transcript: Transcript) -> Array:
+def _law(rows: Array, speaks: str, transcript: Transcript, masks: np.ndarray | None) -> Array:
     """The draft's law [n, V]; a zero row where it has no guess."""
     if speaks == "law":
         return rows
-    return unless_silent(rows, lambda scores: law(scores, transcript.sampling, _contexts(transcript)))
+    return unless_silent(rows, lambda scores: under(scores, transcript.sampling, _contexts(transcript), masks))
+
+
+def grammar_masks(transcript: Transcript, target: Model) -> np.ndarray | None:
+    """What the grammar allows at each output token [n, V]: nothing once a token came that it does not allow."""
+    sampling, output = transcript.sampling, transcript.output
+    if sampling.grammar is None:
+        return None
+    state: State | None = start(sampling.grammar, target, tuple(sampling.ends))
+    masks = np.zeros((len(output), target.vocabulary), dtype=bool)
+    for t, token in enumerate(output):
+        if state is None:
+            break
+        masks[t] = state.allowed
+        state = state.after(token)
+    return masks
+
+
+def under(logits: Array, sampling: Sampling, contexts: Any, masks: np.ndarray | None) -> Array:
+    """The law [n, V] under the settings; a zero row where the text has left the grammar, for nothing is known there."""
+    if masks is None:
+        return law(logits, sampling, contexts)
+    lost = ~masks.any(axis=-1, keepdims=True)
+    xp = array_namespace(logits)
+    return law(logits, sampling, contexts, masks | lost) * xp.asarray(~lost, device=logits.device)
 
 
 def _contexts(transcript: Transcript, part: range | None = None) -> list[Context] | None:
@@ -123,22 +152,32 @@ def rows(excerpts: Sequence[Excerpt], tolerance: float) -> tuple[AuditRows, Arra
     tokens = [token for text, part in excerpts for token in text.transcript.output[part.start : part.stop]]
     y = xp.asarray(np.array(tokens), device=logits.device)
     contexts = [c for text, part in excerpts for c in _contexts(text.transcript, part) or ()] or None
+    allowed = [text.masks[part.start : part.stop] for text, part in excerpts if text.masks is not None]
+    masks = np.concatenate(allowed) if allowed else None
     opened, free = _differs(sampling, _OPEN), _differs(sampling, _FREE)
     if tolerance > 0 and (opened is not None or sampling.temperature == 0):
-        p, edge = _between(logits, sampling, opened or sampling, contexts, tolerance)
+        p, edge = _between(logits, sampling, opened or sampling, contexts, masks, tolerance)
         void = at(edge, y)
     else:
-        p, void = law(logits, sampling, contexts), y < 0
+        p, void = under(logits, sampling, contexts, masks), y < 0
     guesses = [text.draft[part.start : part.stop] for text, part in excerpts if text.draft is not None]
     audit_rows = AuditRows(
         p,
         y,
         joined([_seen(text.transcript, part, p) for text, part in excerpts]),
         xp.asarray(joined(guesses), device=logits.device) if guesses else None,
-        None if opened is None else law(logits, opened, contexts),
-        None if free is None else law(logits, free, contexts),
+        None if opened is None else under(logits, opened, contexts, masks),
+        None if free is None else under(logits, free, contexts, masks),
+        _again(excerpts, p),
     )
     return audit_rows, void
+
+
+def _again(excerpts: Sequence[Excerpt], p: Array) -> Array | None:
+    """Whether each position [R] was in a draft before; None if that is not known."""
+    known = [text.again[part.start : part.stop] for text, part in excerpts if text.again is not None]
+    xp = array_namespace(p)
+    return xp.asarray(np.concatenate(known), device=p.device) if len(known) == len(excerpts) else None
 
 
 def joined(arrays: Sequence[Array]) -> Array:
@@ -151,15 +190,16 @@ def stacked(parts: Sequence[AuditRows]) -> AuditRows:
     for name in AuditRows._fields:
         arrays = [getattr(part, name) for part in parts]
         if any(array is not None for array in arrays):
-            arrays = [part.p if array is None else array for part, array in zip(parts, arrays, strict=True)]
-            fields[name] = joined(arrays)
+            missing = [part.y < 0 if name == "again" else part.p for part in parts]
+            there = [other if array is None else array for array, other in zip(arrays, missing, strict=True)]
+            fields[name] = joined(there)
     combined = condensed(AuditRows(**fields))
     doubles = {name: _double(getattr(combined, name)) for name in LAWS if name in fields}
     return derived(combined._replace(**doubles))
 
 
 def _between(
-    logits: Array, sampling: Sampling, opened: Sampling, contexts: Any, tolerance: float
+    logits: Array, sampling: Sampling, opened: Sampling, contexts: Any, masks: np.ndarray | None, tolerance: float
 ) -> tuple[Array, Array]:
     """The law of the tokens that are kept whatever the rounding, and the edge [n, V] that rounding may keep or cut.
 
@@ -168,15 +208,15 @@ def _between(
     """
     xp = array_namespace(logits)
     scale = opened if sampling.temperature != 0 else dataclasses.replace(opened, temperature=1.0)
-    whole = law(logits, scale, contexts)
+    whole = under(logits, scale, contexts, masks)
     variants = product((logits, _without_ties(logits)), _moved(sampling, tolerance))
-    support = [law(scores, moved, contexts) > 0 for scores, moved in variants]
+    support = [under(scores, moved, contexts, masks) > 0 for scores, moved in variants]
     loose, tight = reduce(operator.or_, support), reduce(operator.and_, support)
     # typical_p keeps the most typical tokens, the others the likeliest; near-equals of the last kept one may swap
     order, factor, typical = whole, math.exp(2 * tolerance), sampling.typical_p != 1 and sampling.temperature != 0
     if typical:
         before = dataclasses.replace(sampling, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0)
-        order, factor = _typicality(law(logits, before, contexts), tolerance)
+        order, factor = _typicality(under(logits, before, contexts, masks), tolerance)
     lowest = xp.min(xp.where(loose & (order > 0), order, order * 0 + 1), axis=-1, keepdims=True)
     highest = xp.max(xp.where(tight, order * 0, order), axis=-1, keepdims=True)
     loose, tight = loose | (order * factor >= lowest), tight & (order > highest * factor)

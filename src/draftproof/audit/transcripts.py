@@ -5,7 +5,8 @@
 Settings have the names of Sampling, or those of vLLM and llama.cpp where their meaning is the same. Instead of ids,
 `prompt` may be text (tokenised as it is) or chat messages. Optional: `accepted`, for each output token whether it was
 an accepted guess; `finish`, "end" where the model ended the text; `retokenised`, true where the ids were obtained by
-tokenising the text again. Anything that cannot be audited is an error that names its line, never a verdict.
+tokenising the text again; `engine`, its name and version, the same with and without speculation. Anything that cannot
+be audited is an error that names its line, never a verdict.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _OFF: dict[str, Any] = {
 }
 _FINISHES = ("end", "length", "stop", "context", "cancelled", "failed")
 _SETTINGS = {field.name for field in dataclasses.fields(Sampling)} - {"processors"}
-_KEYS = {"prompt", "prompt_token_ids", "output_token_ids", "sampling", "accepted", "finish", "retokenised"}
+_KEYS = {"prompt", "prompt_token_ids", "output_token_ids", "sampling", "accepted", "finish", "retokenised", "engine"}
 
 
 class InputError(DraftproofError):
@@ -52,6 +53,7 @@ class Transcript(NamedTuple):
     accepted: tuple[bool, ...] | None = None  # which output tokens were accepted guesses, where that is known
     retokenised: bool = False  # the ids were made from text, and may not be those that were sampled
     line: int = 0  # in the file, from 1
+    engine: str = ""  # name and version, where they are known
 
 
 def read(path: str | Path, target: Model) -> Iterator[Transcript]:
@@ -118,6 +120,8 @@ def as_dict(transcript: Transcript) -> dict[str, Any]:
     default = Sampling()
     settings = {name: getattr(transcript.sampling, name) for name in sorted(_SETTINGS)}
     changed = {name: value for name, value in settings.items() if value != getattr(default, name)}
+    if transcript.sampling.grammar is not None:
+        changed["grammar"] = transcript.sampling.grammar.as_dict
     strange = [name for name, value in changed.items() if callable(value)]
     if strange or transcript.sampling.processors:
         raise DraftproofError(f"{(*strange, 'processors')[0]} is code and cannot be written to a file: audit in memory")
@@ -130,6 +134,8 @@ def as_dict(transcript: Transcript) -> dict[str, Any]:
         fields["accepted"] = [int(flag) for flag in transcript.accepted]
     if transcript.retokenised:
         fields["retokenised"] = True
+    if transcript.engine:
+        fields["engine"] = transcript.engine
     return fields
 
 
@@ -157,7 +163,11 @@ def _parse(entry: Any, line: int, target: Model) -> Transcript:
     if accepted is not None:
         accepted = tuple(bool(flag) for flag in _ids(accepted, "accepted", line))
         accepted += (False,) * (len(output) - len(entry["output_token_ids"]))
-    return Transcript(_prompt(entry, line, target), output, sampling, accepted, bool(entry.get("retokenised")), line)
+    engine = entry.get("engine", "")
+    if not isinstance(engine, str):
+        raise InputError(f'line {line}: engine must be a name such as "vllm 0.32.0", not {engine!r}')
+    prompt = _prompt(entry, line, target)
+    return Transcript(prompt, output, sampling, accepted, bool(entry.get("retokenised")), line, engine)
 
 
 def _prompt(entry: dict[str, Any], line: int, target: Model) -> tuple[int, ...]:
