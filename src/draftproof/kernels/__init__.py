@@ -17,7 +17,15 @@ from torch import Tensor
 from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.kernels import reference
-from draftproof.kernels.checks import check_controls, check_drafts, check_noise, check_rows, check_summary, fits
+from draftproof.kernels.checks import (
+    check_controls,
+    check_drafts,
+    check_first_rows,
+    check_noise,
+    check_rows,
+    check_summary,
+    fits,
+)
 from draftproof.kernels.types import (
     ChainRule,
     Controls,
@@ -25,11 +33,15 @@ from draftproof.kernels.types import (
     Fault,
     NoiseKeys,
     Picked,
+    Ragged,
     Siblings,
     Summary,
     Walked,
     crest_pays,
+    dense,
+    first_row,
     pack,
+    view,
 )
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
@@ -38,16 +50,17 @@ if TYPE_CHECKING:
     from draftproof.kernels.chain.workspace import Workspace
 
 __all__ = [
-    "ChainRule", "Controls", "Emitted", "Fault", "NoiseKeys", "Picked", "Summary", "Walked",
+    "ChainRule", "Controls", "Emitted", "Fault", "NoiseKeys", "Picked", "Ragged", "Summary", "Walked",
     "crest_pays", "guess", "pack", "pick", "sample", "summarise", "traverse", "verify", "workspace",
 ]  # fmt: skip
 
 BACKENDS = ("auto", "triton", "torch")
+OLDEST = (8, 0)  # compute capability: GPUs before it lack bfloat16, and nobody has tried the kernels there
 
 
 def verify(
-    target: Tensor,  # [B, N, V] raw logits after each node of the chain: bfloat16, float16 or float32
-    draft: Tensor | None,  # [B, N - 1, V] the drafter's raw logits; None where every rule is ONEHOT
+    target: Tensor | Ragged,  # [B, N, V] raw logits after each node of the chain: bfloat16, float16 or float32
+    draft: Tensor | Ragged | None,  # [B, N - 1, V] the drafter's raw logits; None where every rule is ONEHOT
     tokens: Tensor,  # [B, N - 1] int64, the drafts; -1 from the end of a shorter draft on
     controls: Controls,
     rule: Tensor,  # [B] int32, a ChainRule for each sequence
@@ -56,6 +69,7 @@ def verify(
     drafted: Summary | None = None,  # the draft rows' summaries by `sample`; without them the rows are read again
     draft_controls: Controls | None = None,  # of the drafter, where they differ from the target's
     logprobs: bool = False,  # whether to return those of the emitted tokens
+    expected: bool = False,  # whether to return `Emitted.reach`
     backend: str = "auto",
     workspace: Workspace | None = None,
 ) -> Emitted:
@@ -69,30 +83,40 @@ def verify(
     Bad input never yields a token outside the vocabulary: `Emitted.fault` flags what was wrong, and `Fault` says what
     is emitted then. Without a `workspace` one is allocated.
     """
-    check_rows(target)
-    (batch, nodes, size), device = target.shape, target.device
+    rows, draft_rows = view(target), None if draft is None else view(draft)
+    check_rows(rows)
+    (batch, nodes, size), device = rows.shape, rows.device
     fits("tokens", tokens, (batch, nodes - 1), torch.int64, device)
     fits("rule", rule, (batch,), torch.int32, device, packed=True)
-    check_noise(noise, target)
-    check_controls(controls, target)
-    if draft is not None:
-        check_rows(draft)
-        fits("draft", draft, (batch, nodes - 1, size), draft.dtype, device)
+    check_noise(noise, rows)
+    check_controls(controls, rows)
+    if draft_rows is not None:
+        check_rows(draft_rows)
+        fits("draft", draft_rows, (batch, nodes - 1, size), draft_rows.dtype, device)
         if draft_controls is not None:
-            check_controls(draft_controls, draft)
-    check_summary("drafted", drafted, target[:, 1:])
-    if not _fused(target, backend):
-        return reference.verify(target, draft, tokens, controls, rule, noise, draft_controls, logprobs)
+            check_controls(draft_controls, draft_rows)
+    check_first_rows(target, draft)
+    check_summary("drafted", drafted, rows[:, 1:])
+    if not _fused(rows, backend):
+        both = dense(target), None if draft is None else dense(draft)
+        return reference.verify(*both, tokens, controls, rule, noise, draft_controls, logprobs, expected)
     from draftproof.kernels.chain import launch
 
-    rows = launch.ChainRows(target, tokens, controls)
+    chain = launch.ChainRows(rows, tokens, controls, first_row=first_row(target))
     if nodes == 1:  # nothing is drafted
-        return launch.verify(rows, noise, workspace=workspace, logprobs=logprobs)
+        return launch.verify(chain, noise, workspace=workspace, logprobs=logprobs)
     theirs = controls if draft_controls is None else draft_controls
     if draft is not None and drafted is None:
-        drafted = launch.summarise(draft, theirs, tokens, crest=crest_pays(batch, nodes, size))
-    drafts = launch.ChainDraft(rule, draft, drafted, theirs)
-    return launch.verify(rows, noise, draft=drafts, workspace=workspace, logprobs=logprobs)
+        drafted = summarise(draft, theirs, tokens, crest=crest_pays(batch, nodes, size))
+    drafts = launch.ChainDraft(rule, draft_rows, drafted, theirs, first_row(draft))
+    if not expected:
+        return launch.verify(chain, noise, draft=drafts, workspace=workspace, logprobs=logprobs)
+    from draftproof.kernels.chain.expected import reach
+    from draftproof.kernels.chain.workspace import Workspace
+
+    space = Workspace.serving(rows, workspace)
+    out = launch.verify(chain, noise, draft=drafts, workspace=space, logprobs=logprobs)
+    return out._replace(reach=reach(chain, drafts, space.summary))
 
 
 def sample(
@@ -253,23 +277,25 @@ def traverse(
 
 
 def summarise(
-    logits: Tensor,
+    logits: Tensor | Ragged,
     controls: Controls,
     tokens: Tensor | None = None,  # [B, N - 1] or [B, N] the drafts, to leave out rows that no draft leads to
     crest: bool | None = None,  # whether to keep large tokens for `verify`; None: where that saves time
 ) -> Summary:
     """Summarise the laws of rows [B, N, V] by kernels."""
-    check_rows(logits)
-    check_controls(controls, logits)
+    rows = view(logits)
+    check_rows(rows)
+    check_controls(controls, rows)
+    check_first_rows(logits)
     if tokens is None and controls.penalties is not None:  # their histories have no drafts then
-        tokens = torch.zeros(len(logits), 0, dtype=torch.int64, device=logits.device)
+        tokens = torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device)
     if tokens is not None:
-        check_drafts(tokens, logits, logits.shape[1] - 1)
+        check_drafts(tokens, rows, rows.shape[1] - 1)
     from draftproof.kernels.chain import launch
 
     if crest is None:
-        crest = crest_pays(logits.shape[0], logits.shape[1] + 1, logits.shape[2])
-    return launch.summarise(logits, controls, tokens, crest=crest)
+        crest = crest_pays(rows.shape[0], rows.shape[1] + 1, rows.shape[2])
+    return launch.summarise(rows, controls, tokens, crest=crest, first_row=first_row(logits))
 
 
 def workspace(batch: int, nodes: int, vocabulary: int, device: str | torch.device) -> Workspace:
@@ -279,9 +305,19 @@ def workspace(batch: int, nodes: int, vocabulary: int, device: str | torch.devic
     return Workspace.of(batch, nodes, vocabulary, torch.device(device))
 
 
-def available() -> bool:
-    """Whether Triton can be imported."""
-    return importlib.util.find_spec("triton") is not None
+def available(device: torch.device | None = None) -> bool:
+    """Whether Triton can be imported and, if a device is given, whether that is no GPU too old for the kernels."""
+    return not obstacle(device)
+
+
+def obstacle(device: torch.device | None = None) -> str:
+    """Why the kernels cannot run; empty where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device is not None and device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST:
+        found, oldest = (".".join(map(str, one)) for one in (torch.cuda.get_device_capability(device), OLDEST))
+        return f"it has compute capability {found}, below {oldest}"
+    return ""
 
 
 def _fused(logits: Tensor, backend: str) -> bool:
@@ -294,7 +330,7 @@ def _fused(logits: Tensor, backend: str) -> bool:
 
         if not knobs.runtime.interpret:
             raise DraftproofError(f"backend 'triton' needs logits on a GPU, not on {logits.device}: use backend='auto'")
-    return backend == "triton" or (backend == "auto" and logits.is_cuda and available())
+    return backend == "triton" or (backend == "auto" and logits.is_cuda and available(logits.device))
 
 
 def _no_penalties(*controls: Controls) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from draftproof.errors import DraftproofError
-from draftproof.kernels.types import CREST, Controls, NoiseKeys, Summary
+from draftproof.kernels.types import CREST, Controls, NoiseKeys, Ragged, Summary
 
 
 def fits(
@@ -31,6 +31,13 @@ def check_rows(*rows: Tensor) -> None:
                 f"logits must be [B, N, V] of bfloat16, float16 or float32 with adjacent tokens, "
                 f"not {[*logits.shape]} of {logits.dtype} with strides {logits.stride()}"
             )
+
+
+def check_first_rows(*rows: Tensor | Ragged | None) -> None:
+    """Check where the sequences of ragged rows begin; that they lie inside is for the caller to know."""
+    for ragged in rows:
+        if isinstance(ragged, Ragged):
+            fits("first", ragged.first, tuple(ragged.first.shape[:1]), torch.int64, ragged.rows.device, packed=True)
 
 
 def check_drafts(tokens: Tensor, rows: Tensor, least: int) -> None:

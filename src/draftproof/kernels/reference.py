@@ -11,9 +11,11 @@ from draftproof import controls as apply
 from draftproof.draft import Draft, Tree
 from draftproof.draws import DRAWS
 from draftproof.kernels.types import ChainRule, Controls, Emitted, Fault, NoiseKeys, Picked, Siblings, Walked, unpack
+from draftproof.law import at, capped_ratio
 from draftproof.law import sample as draw
 from draftproof.noise import Lane, uniforms
 from draftproof.verify import VERIFIERS
+from draftproof.verify.block import weights
 
 
 def law(logits: Tensor, controls: Controls, tokens: Tensor, node: int = 0) -> Tensor:
@@ -117,12 +119,13 @@ def verify(
     noise: NoiseKeys,
     draft_controls: Controls | None = None,
     logprobs: bool = False,
+    expected: bool = False,
 ) -> Emitted:
     """Where each sequence's draft stops, and the token after it."""
     chain, fault, sound = drafted(target, draft, tokens, controls, rule, draft_controls)
     u = [uniforms(*noise, lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT)]
     stop = token = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
-    for member in ChainRule:
+    for member in map(ChainRule, sorted(set(rule.tolist()))):
         verifier = VERIFIERS[member.name.lower()]
         node = draw(verifier.stop(chain), u[0])
         stop = torch.where(rule == member, node, stop)
@@ -133,7 +136,16 @@ def verify(
     stop, token = torch.where(lost, 0, stop), torch.where(lost, 0, token)
     out = assemble(chain.p, tokens, stop, token, logprobs)
     logprob = None if out.logprob is None else torch.where(lost[:, None], 0, out.logprob)
-    return out._replace(fault=fault + flags(TARGET=lost[:, None]), logprob=logprob)
+    reached = torch.where(lost[:, None], 0, reach(chain, rule)) if expected else None
+    return out._replace(fault=fault + flags(TARGET=lost[:, None]), logprob=logprob, reach=reached)
+
+
+def reach(chain: Draft, rule: Tensor) -> Tensor:
+    """[B, N - 1] float32: the probability that at least so many draft tokens are accepted, given these tokens."""
+    tokens = chain.tokens[:, 1:]
+    p, q = (at(law[:, :-1], tokens) for law in (chain.p, chain.q))
+    alone = torch.where(rule[:, None] == ChainRule.ONEHOT, p, capped_ratio(p, q)) * (tokens >= 0)
+    return torch.where(rule[:, None] == ChainRule.BLOCK, weights(chain)[:, 1:], alone.cumprod(1)).float()
 
 
 def pick(siblings: Siblings, noise: NoiseKeys) -> Picked:

@@ -38,6 +38,43 @@ class Fault(IntFlag):
     IMPOSSIBLE = 8  # a draft token has q = 0: rejected, as the laws reject it
 
 
+class Ragged(NamedTuple):
+    """Rows of B sequences that follow each other in any order and at any distances, as serving engines keep them.
+
+    Kernels read them where they are. Sequence b has rows first[b], first[b] + 1, ... of `rows`; those behind its last
+    draft token are not read.
+    """
+
+    rows: Tensor  # [R, V]
+    first: Tensor  # [B] int64
+    nodes: int  # the most rows of a sequence, at most R
+
+    def as_view(self) -> Tensor:
+        """[B, N, V] with the distance between rows, for shapes; where a sequence begins is told to kernels apart."""
+        shape = (len(self.first), self.nodes, self.rows.shape[-1])
+        return self.rows.as_strided(shape, (0, self.rows.stride(0), self.rows.stride(1)))
+
+    def gathered(self) -> Tensor:
+        """[B, N, V]: a copy, with the last row again where a sequence would go beyond it."""
+        place = self.first[:, None] + torch.arange(self.nodes, device=self.first.device)
+        return self.rows[place.clamp(max=len(self.rows) - 1)]
+
+
+def view(logits: Tensor | Ragged) -> Tensor:
+    """[B, N, V]: the rows, or for ragged ones a view of their shape."""
+    return logits.as_view() if isinstance(logits, Ragged) else logits
+
+
+def dense(logits: Tensor | Ragged) -> Tensor:
+    """[B, N, V]: the rows side by side."""
+    return logits.gathered() if isinstance(logits, Ragged) else logits
+
+
+def first_row(logits: Tensor | Ragged | None) -> Tensor | None:
+    """[B]: where the sequences of ragged rows begin; None for others."""
+    return logits.first if isinstance(logits, Ragged) else None
+
+
 class NoiseKeys(NamedTuple):
     """Keys of each sequence's uniforms, as in draftproof.noise: every uniform is a function of them."""
 
@@ -91,6 +128,10 @@ class Emitted(NamedTuple):
     accepted: Tensor  # [B] int32: how many drafts were accepted
     fault: Tensor  # [B] int32: Fault flags
     logprob: Tensor | None  # [B, N] float32, on request: log of the target's law at each emitted token, 0 beside -1
+    # [B, N - 1] float32, on request: the probability that at least the first i drafts are accepted, given these drafts.
+    # Its sum is the number of accepted drafts on average over what verification draws. (Given all drafts the average
+    # may differ, because block verification looks ahead.)
+    reach: Tensor | None = None
 
 
 class Walked(NamedTuple):
@@ -209,6 +250,8 @@ def unsupported(sampling: Sampling) -> str:
     for name in schedules:
         if callable(getattr(sampling, name)):
             return f"a schedule for {name}"
+    if sampling.grammar is not None:
+        return "a grammar"
     return "processors" if len(sampling.processors) else ""
 
 

@@ -1,14 +1,17 @@
 # mypy: ignore-errors
-"""The law of the node at which a chain of draft tokens stops, without the noise of one draw.
+"""How far a chain of draft tokens goes on average, without the noise of one draw.
 
-Verification sums the residual only of those rows at which its one uniform may stop; the law of block verification needs
-the sum of every row that a draft token follows. So these rows are read once more, by a launch of their own.
+`reach` needs nothing but the draft tokens' own probabilities. `stop_law` is the law of the node at which the chain
+stops. Verification sums the residual only of those rows at which its one uniform may stop; the law of block
+verification needs the sum of every row that a draft token follows. So these rows are read once more, by a launch of
+their own.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from draftproof.kernels.chain.launch import ChainDraft, ChainRows
 from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.codes import BLOCK_RULE, ONEHOT_RULE
 from draftproof.kernels.lib.launching import cdiv, next_power_of_2
@@ -52,6 +55,22 @@ def stop_law(
     return law
 
 
+def reach(chain: ChainRows, draft: ChainDraft, laws: Summary) -> torch.Tensor:
+    """[B, K] float32: the probability that at least so many draft tokens are accepted, given these and those before."""
+    batch, drafts = chain.tokens.shape
+    tokens, theirs = chain.tokens.contiguous(), draft.controls
+    pair = LawPair(
+        rows=LogitRows.of(chain.logits, tokens, chain.controls, 0, chain.first_row),
+        laws=SummaryPtrs.of(laws, chain.controls),
+        draft_rows=LogitRows.of(draft.logits, tokens, theirs, 0, draft.first_row),
+        draft_laws=SummaryPtrs.of(draft.summary, theirs),
+    )
+    reached = torch.empty(batch, drafts, device=tokens.device)
+    with launching.current(tokens.device):
+        multiply[(batch,)](pair, draft.rule, reached, drafts, BLOCK_N=next_power_of_2(drafts + 1), num_warps=1)
+    return reached
+
+
 @triton.jit
 def chances(pair, rule, b, K, BLOCK_N: tl.constexpr):
     """[BLOCK_N]: p and q of the draft token after each row, and whether there is one whose law is known."""
@@ -59,12 +78,15 @@ def chances(pair, rule, b, K, BLOCK_N: tl.constexpr):
     x = tl.load(pair.rows.tokens_ptr + b * K + n, mask=n < K, other=-1)
     drawn = (x >= 0) & (x < pair.rows.vocabulary)
     p_law = load_law(pair.rows, pair.laws, b, n, drawn)
-    q_law = load_law(pair.draft_rows, pair.draft_laws, b, n, drawn)
     ids = tl.where(drawn, x, 0)
     p = probability(pair.laws, load_scores(pair.rows, b, n, ids, drawn), ids, p_law)
-    q = probability(pair.draft_laws, load_scores(pair.draft_rows, b, n, ids, drawn), ids, q_law)
+    q, scale = p * 0, p * 0
+    if pair.draft_rows.logits_ptr is not None:
+        q_law = load_law(pair.draft_rows, pair.draft_laws, b, n, drawn)
+        q = probability(pair.draft_laws, load_scores(pair.draft_rows, b, n, ids, drawn), ids, q_law)
+        scale = q_law.scale
     q = tl.where(rule == ONEHOT_RULE, 1.0, q)
-    follows = drawn & (tl.where(rule == ONEHOT_RULE, 1.0, q_law.scale) > 0)
+    follows = drawn & (tl.where(rule == ONEHOT_RULE, 1.0, scale) > 0)
     return tl.where(follows, p, 0.0).to(tl.float64), tl.where(follows, q, 0.0).to(tl.float64), follows
 
 
@@ -132,3 +154,17 @@ def combine(
             law = tl.where(n == node, reach * (1.0 - kept), law)
             reach *= kept
     tl.store(law_ptr + b * (K + 1) + n, law.to(tl.float32), mask=n <= K)
+
+
+@triton.jit(do_not_specialize=["K"])
+def multiply(pair, rule_ptr, reach_ptr, K, BLOCK_N: tl.constexpr):
+    """One sequence's chances to get so far: the weights of block verification, or the product of what tokens have."""
+    b = tl.program_id(0).to(tl.int64)
+    rule = tl.load(rule_ptr + b)
+    p, q, _ = chances(pair, rule, b, K, BLOCK_N)
+    w = weights(p, q, K, BLOCK_N)
+    accepted = acceptance(p, q)
+    reach = tl.full((), 1.0, tl.float64)
+    for k in range(K):
+        reach *= element(accepted, k)
+        tl.store(reach_ptr + b * K + k, tl.where(rule == BLOCK_RULE, element(w, k + 1), reach).to(tl.float32))

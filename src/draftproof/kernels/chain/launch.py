@@ -37,6 +37,7 @@ class ChainRows(NamedTuple):
     tokens: Tensor  # [B, K] the drafts of the chain
     controls: Controls
     node: int = 0  # of the first row, in its chain
+    first_row: Tensor | None = None  # [B] as in `Ragged`
 
 
 class ChainDraft(NamedTuple):
@@ -46,6 +47,7 @@ class ChainDraft(NamedTuple):
     logits: Tensor | None  # [B, N - 1, V], None where every rule is ONEHOT
     summary: Summary | None  # of these rows
     controls: Controls
+    first_row: Tensor | None = None  # [B] as in `Ragged`
 
 
 class Arguments(NamedTuple):
@@ -64,13 +66,14 @@ def summarise(
     tokens: Tensor | None = None,  # [B, N - 1] or [B, N]
     *,
     crest: bool = False,
+    first_row: Tensor | None = None,  # [B] as in `Ragged`
 ) -> Summary:
     """The laws of rows; with the draft tokens only of the rows that drafts lead to."""
     batch, nodes, _ = logits.shape
     if tokens is None:
         tokens = torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device)
     summary = Summary.empty(batch, nodes, logits.device, crest)
-    return summarise_rows(ChainRows(logits, tokens, controls), summary=summary)
+    return summarise_rows(ChainRows(logits, tokens, controls, first_row=first_row), summary=summary)
 
 
 def summarise_rows(rows: ChainRows, *, summary: Summary | None = None, workspace: Workspace | None = None) -> Summary:
@@ -198,9 +201,9 @@ def _arguments(
     controls, tokens = rows.controls, rows.tokens.contiguous()  # kernels take the row length for the stride
     theirs = controls if draft is None else draft.controls
     pair = LawPair(
-        rows=LogitRows.of(rows.logits, tokens, controls, rows.node),
+        rows=LogitRows.of(rows.logits, tokens, controls, rows.node, rows.first_row),
         laws=SummaryPtrs.of(summary, controls),
-        draft_rows=LogitRows.of(None if draft is None else draft.logits, tokens, theirs, rows.node),
+        draft_rows=_draft_rows(draft, tokens, theirs, rows.node),
         draft_laws=SummaryPtrs.of(None if draft is None else draft.summary, theirs),
     )
     state = space.state._replace(
@@ -212,6 +215,12 @@ def _arguments(
         state = state._replace(overflow_ptr=None)
     limits = LimitPtrs(controls.top_k, controls.top_p, controls.min_p)
     return Arguments(pair, _stats(plan, space.stats, rows), _lists(plan, space.lists), limits, state)
+
+
+def _draft_rows(draft: ChainDraft | None, tokens: Tensor, controls: Controls, node: int) -> LogitRows:
+    if draft is None:
+        return LogitRows.of(None, tokens, controls, node)
+    return LogitRows.of(draft.logits, tokens, controls, node, draft.first_row)
 
 
 def _stats(plan: LaunchPlan, stats: SpanStats, rows: ChainRows) -> SpanStats:

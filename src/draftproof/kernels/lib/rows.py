@@ -28,9 +28,12 @@ class LogitRows(NamedTuple):
     allowed_ptr: Any  # [B, mask_nodes, mask_words]
     mask_nodes: Any
     mask_words: Any
+    first_row_ptr: Any  # [B] where each sequence's rows begin, in rows; None where they lie at equal distances
 
     @staticmethod
-    def of(logits: Tensor | None, tokens: Tensor, controls: Controls, node: int = 0) -> "LogitRows":
+    def of(
+        logits: Tensor | None, tokens: Tensor, controls: Controls, node: int = 0, first_row: Tensor | None = None
+    ) -> "LogitRows":
         """Rows [B, N, V], of which the first is that of `node` in a chain of draft tokens [B, K]."""
         allowed = controls.allowed
         mask_nodes, mask_words = (0, 0) if allowed is None else (allowed.shape[1], allowed.shape[2])
@@ -40,7 +43,7 @@ class LogitRows(NamedTuple):
         return LogitRows(
             logits, stride_b, stride_n, size, unspecialised(node), tokens, unspecialised(tokens.shape[1]),
             controls.temperature, controls.bias, controls.penalties, controls.seen, controls.made,
-            allowed, mask_nodes, mask_words,
+            allowed, mask_nodes, mask_words, first_row,
         )  # fmt: skip
 
 
@@ -75,7 +78,10 @@ def load_scores(rows, b, n, ids, mask=None):
 @triton.jit
 def load_logits(rows, b, n, ids, mask=None):
     """Raw logits; minus infinity outside `mask`, if one is given."""
-    ptrs = rows.logits_ptr + b * rows.stride_b + n * rows.stride_n + ids
+    if rows.first_row_ptr is None:
+        ptrs = rows.logits_ptr + b * rows.stride_b + n * rows.stride_n + ids
+    else:
+        ptrs = rows.logits_ptr + (tl.load(rows.first_row_ptr + b) + n) * rows.stride_n + ids
     # without a mask where none is needed: a select for every token is a tenth of the arithmetic
     return tl.load(ptrs) if mask is None else tl.load(ptrs, mask=mask, other=float("-inf"))
 
