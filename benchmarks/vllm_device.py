@@ -1,0 +1,137 @@
+"""One step of verification as vLLM's model runner V2 does it, and through the plug-in, conversions included.
+
+    python -m benchmarks.vllm_device --json benchmarks/results/vllm-h200.jsonl   # on a machine with an NVIDIA GPU
+    TRITON_INTERPRET=1 python -m benchmarks.vllm_device --check                  # small shapes, without a GPU
+
+vLLM must be installed, or its files must lie on the path: its kernels need nothing else of it. Both sides get raw
+logits, and columns of controls by request slot, as vLLM keeps them. `us` is the median time of one call between two
+events, so the time that the host takes to launch counts; `us_in_graph` is that of one of ten calls in a CUDA graph.
+`--check` compares the plug-in's tokens with the laws instead, by the same kernels in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftproof.bench import kernels as bench
+from draftproof.bench import peers
+from draftproof.integrations.vllm.verification import Verification
+from draftproof.kernels import ChainRule, agreement, reference
+
+SIZES, BATCHES, MODES = (128_256, 151_936), (1, 64, 256), ("temp", "topk_topp")
+SMALL = ((700, 3), (1200, 1))
+
+
+def request(mode: str, rule: ChainRule) -> Any:
+    """A request's parameters as vLLM has them."""
+    sampling = bench.MODES[mode]
+    off = {
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None,
+        "allowed_token_ids": None, "bad_words": None, "min_tokens": 0, "thinking_token_budget": None,
+        "structured_outputs": None, "extra_args": {"draftproof": rule.name.lower()},
+    }  # fmt: skip
+    controls = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return SimpleNamespace(**controls, **off)
+
+
+def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> Callable[[], Any]:
+    """The plug-in's call for a batch whose requests sit in slots of their own, in another order."""
+    runner = importlib.import_module("draftproof.integrations.vllm.runner_v2")
+    batch, nodes, size = data.target.shape
+    device, asked = data.target.device, request(mode, rule)
+
+    def column(value: float, dtype: torch.dtype) -> Any:
+        return SimpleNamespace(gpu=torch.full((batch,), value, dtype=dtype, device=device))
+
+    states = SimpleNamespace(
+        max_num_reqs=batch, temperature=column(asked.temperature, torch.float32),
+        top_k=column(asked.top_k or size, torch.int32), top_p=column(asked.top_p, torch.float32),
+        min_p=column(asked.min_p, torch.float32), seeds=SimpleNamespace(gpu=data.noise.seed.flip(0).contiguous()),
+    )  # fmt: skip
+    sampler = SimpleNamespace(
+        sampling_states=states, use_fp64_gumbel=False, logits_processors=[None] * runner.VLLM_PROCESSORS,
+        logprobs_mode="raw_logprobs", return_sampling_mask=False,
+    )  # fmt: skip
+    server = runner.SamplerServer(sampler, rule.name.lower(), device, Verification(device, backend=backend))
+    for slot in range(batch):
+        server.slots.add_request(slot, asked)
+    server.slots.apply_staged_writes()
+    flat = data.target.reshape(batch * nodes, size)
+    slot = torch.arange(batch - 1, -1, -1, device=device)
+    drafts = data.draft.flip(0).contiguous()
+    starts = torch.arange(0, batch * nodes + 1, nodes, device=device, dtype=torch.int32)
+    position = torch.zeros(batch * nodes, dtype=torch.int64, device=device)
+    sampled = torch.nn.functional.pad(data.tokens, (1, 0)).reshape(-1).contiguous()
+    now = runner.Now(server.slots.mix(range(batch)), np.zeros(batch, dtype=bool), sampled, sampled)
+    return lambda: server.verify(now, flat, drafts, starts, position, slot, nodes - 1, processed=False)
+
+
+def measure() -> Iterator[dict[str, Any]]:
+    """A row for each shape, control, rule and side."""
+    for size in SIZES:
+        for batch in BATCHES:
+            for mode in MODES:
+                data = bench.case(batch, size, bench.MODES[mode], "cuda")
+                q = reference.law(data.draft, data.controls, data.tokens)
+                theirs = peers.vllm(peers.Input(data.target, data.draft, q, data.tokens, bench.MODES[mode]))
+                for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
+                    sides = {"vLLM": theirs[rule.name.lower()], "plug-in": plugin(data, mode, rule, "auto")}
+                    for side, call in sides.items():
+                        yield {
+                            "bench": "vllm device", "side": side, "rule": rule.name.lower(), "mode": mode, "V": size,
+                            "B": batch, "us": round(bench.clock(call), 2),
+                            "us_in_graph": round(bench.graph(call, 10), 2),
+                        }  # fmt: skip
+                torch.cuda.empty_cache()
+
+
+def check() -> Iterator[dict[str, Any]]:
+    """Whether the plug-in's tokens are those of the laws, on shapes that the interpreter can bear."""
+    for size, batch in SMALL:
+        for mode in MODES:
+            data = bench.case(batch, size, bench.MODES[mode], "cuda" if torch.cuda.is_available() else "cpu")
+            plain = bench.case(batch, size, bench.MODES["temp"], data.target.device.type).controls
+            for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
+                tokens, count = plugin(data, mode, rule, "triton")()
+                noise = data.noise._replace(request=data.noise.request * 0)
+                rules = torch.full((batch,), rule, dtype=torch.int32, device=tokens.device)
+                out = reference.Emitted(tokens, count - 1, count * 0, None)
+                result = agreement.compare(out, *data[:4], rules, noise, plain)
+                yield {
+                    "bench": "vllm check",
+                    "mode": mode,
+                    "rule": rule.name.lower(),
+                    "V": size,
+                    "B": batch,
+                    **result._asdict(),
+                }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time verification through vLLM's kernels and through the plug-in.")
+    parser.add_argument("--check", action="store_true", help="compare tokens with the laws on small shapes instead")
+    parser.add_argument("--json", type=Path, help="file to which rows are appended")
+    options = parser.parse_args()
+    importlib.import_module("vllm")
+    wrong = 0
+    for row in check() if options.check else measure():
+        print(json.dumps(row), flush=True)
+        wrong += row.get("wrong", 0)
+        if options.json is not None:
+            with options.json.open("a") as file:
+                file.write(json.dumps({**row, **bench.about()}) + "\n")
+    sys.exit(f"{wrong} outcomes differ from the laws" if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Verification in vLLM's model runner V2, which is the GPU's: `RejectionSampler._verify` and `rejection_sample`.
+
+Where the kernels know all controls of a batch, `_verify` is replaced and they read raw logits. Otherwise vLLM applies
+its controls, and then calls `rejection_sample`, which is replaced as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+from draftproof.integrations.vllm.layout import slot_rows, slots_of
+from draftproof.integrations.vllm.requests import Mix, RequestChoice, choice, mix
+from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
+from draftproof.kernels import Controls, NoiseKeys, Ragged
+
+VLLM_PROCESSORS = 3  # bias, penalties, bad words; what comes after them is the user's own
+
+
+class ChoiceSlots:
+    """The choices of all requests by slot. It stands among the sampler's logits processors to hear of new requests."""
+
+    def __init__(self, default: str, slots: int, device: torch.device) -> None:
+        self.default = default
+        self.choices: list[RequestChoice | None] = [None] * slots
+        self.rule = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._host = torch.zeros(slots, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._changed = True
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Whether the request needs this processor: never."""
+        made = self.choices[req_idx] = choice(sampling_params, self.default)
+        self._host[req_idx] = int(made.rule)
+        self._changed = True
+        return False
+
+    def apply_staged_writes(self) -> None:
+        """What was added reaches the device before the next step."""
+        if self._changed:
+            self.rule.copy_(self._host, non_blocking=True)
+            self._changed = False
+
+    def apply(self, logits: Tensor, context: Any) -> Tensor:
+        return logits
+
+    def mix(self, slots: Any) -> Mix:
+        """Of the requests in these slots; vLLM's warm-up has some that never came."""
+        known = [each for slot in slots if (each := self.choices[int(slot)]) is not None]
+        return mix(known) if len(known) == len(slots) else Mix(raw=False, truncates=2, greedy=True, whole=True)
+
+
+class Now(NamedTuple):
+    """The call of `_verify` that is going on."""
+
+    mix: Mix
+    undrafted: Any  # [B] bool on the host: which requests have no draft
+    draft_sampled: Tensor  # [R] the token that each row was read with
+    marked: Tensor  # [R] the same with -1 for draft tokens that a grammar forbids
+
+
+class SamplerServer:
+    """Serves one `RejectionSampler`."""
+
+    def __init__(self, sampler: Any, default: str, device: torch.device, verification: Verification) -> None:
+        self.states = sampler.sampling_states
+        self.use_fp64 = sampler.use_fp64_gumbel
+        self.verification = verification
+        self.fused = not (
+            len(sampler.logits_processors) > VLLM_PROCESSORS
+            or sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES
+            or sampler.return_sampling_mask
+        )
+        self.slots = ChoiceSlots(default, self.states.max_num_reqs, device)
+        sampler.logits_processors.append(self.slots)
+        self.undrafted: Any = None  # slots whose requests have no draft in this step
+        self.now: Now | None = None
+
+    def begin(self, batch: Any) -> None:
+        """A step begins."""
+        lengths = np.diff(batch.cu_num_logits_np[: len(batch.idx_mapping_np) + 1])
+        self.undrafted = batch.idx_mapping_np[lengths <= 1]
+
+    def call(self, arguments: dict[str, Any]) -> Now:
+        """What is known on the host of a call of `_verify`, which has all of a step's requests or some of them."""
+        slots, sampled = arguments["idx_mapping_np"], arguments["draft_sampled"]
+        marked = arguments.get("verify_draft_sampled", sampled)
+        return Now(self.slots.mix(slots), np.isin(slots, self.undrafted), sampled, marked)
+
+    def verify(
+        self,
+        now: Now,
+        logits: Tensor,  # [R, V]
+        draft_logits: Tensor | None,  # [M, K, V]
+        starts: Tensor,  # [B + 1]
+        position: Tensor,  # [R]
+        slot: Tensor,  # [B]
+        depth: int,  # K
+        processed: bool,  # whether vLLM has applied its controls
+    ) -> tuple[Tensor, Tensor]:
+        """The sampled tokens [B, K + 1] and how many of them there are [B]."""
+        if now.marked is not now.draft_sampled:
+            bar(logits, now.draft_sampled, now.marked)
+        nodes = min(depth + 1, len(logits))
+        target = Ragged(logits, starts[:-1].to(torch.int64), nodes)
+        draft = None if draft_logits is None else slot_rows(draft_logits, slot, nodes - 1)
+        target, draft = of_one_width(target, draft)
+        slot = slot.to(torch.int64)
+        temperature = self.states.temperature.gpu[slot]
+        zero = torch.zeros_like(slot)
+        # each step commits a token, so that the position at its beginning is a number of the step
+        noise = NoiseKeys(self.states.seeds.gpu[slot], zero, position[target.first].to(torch.int64))
+        step = ServedStep(
+            target,
+            draft,
+            slots_of(now.draft_sampled, starts, nodes),
+            self._controls(now.mix, temperature, slot, logits.shape[-1], processed),
+            controls_of(temperature, now.mix),
+            self.slots.rule[slot],
+            noise,
+        )
+        out = self.verification(step)
+        tokens = torch.nn.functional.pad(out.tokens, (0, depth + 1 - nodes), value=-1)
+        if now.undrafted.any():
+            self._undrafted(now, tokens, logits, target.first, position, slot)
+        return tokens, out.accepted + 1
+
+    def _controls(self, mix: Mix, temperature: Tensor, slot: Tensor, vocabulary: int, processed: bool) -> Controls:
+        if processed:
+            return controls_of((temperature != 0).to(torch.float32), mix)
+        if not mix.truncates:
+            return controls_of(temperature, mix)
+        top_k, top_p, min_p = (each.gpu[slot] for each in (self.states.top_k, self.states.top_p, self.states.min_p))
+        return controls_of(temperature, mix, top_k=top_k, top_p=top_p, min_p=min_p, vocabulary=vocabulary)
+
+    def _undrafted(
+        self, now: Now, tokens: Tensor, logits: Tensor, first: Tensor, position: Tensor, slot: Tensor
+    ) -> None:
+        """Requests without a draft get what vLLM samples: with a seed, the same whoever else drafts."""
+        index = torch.from_numpy(np.flatnonzero(now.undrafted)).to(tokens.device, non_blocking=True)
+        rows = first[index]
+        tokens[index, 0] = gumbel_sample(
+            logits[rows], slot[index], self.states.temperature.gpu, self.states.seeds.gpu, position[rows],
+            apply_temperature=False, is_drafting=False, use_fp64=self.use_fp64,
+        )  # fmt: skip
+
+
+def bar(logits: Tensor, sampled: Tensor, marked: Tensor) -> None:
+    """Make draft tokens that a grammar forbids impossible, so that verification rejects them.
+
+    Leaving them out of the draft instead would be wrong: what the drafter's law has there would go to other tokens.
+    """
+    index = sampled[1:, None].clamp(min=0).to(torch.int64)
+    barred = ((marked[1:] < 0) & (sampled[1:] >= 0))[:, None]
+    rows = logits[:-1]
+    rows.scatter_(1, index, torch.where(barred, -torch.inf, rows.gather(1, index)))
+
+
+def install_call(original: Callable[..., Any], served: Callable[[Any], SamplerServer | None]) -> Any:
+    """`RejectionSampler.__call__` as it is to be."""
+
+    def draftproof_call(self: Any, logits: Any, input_batch: Any, *arguments: Any, **named: Any) -> Any:
+        if (server := served(self)) is not None:
+            server.begin(input_batch)
+        return original(self, logits, input_batch, *arguments, **named)
+
+    return draftproof_call
+
+
+def install_verify(original: Callable[..., Any], served: Callable[[Any], SamplerServer | None]) -> Any:
+    """`RejectionSampler._verify` as it is to be."""
+    signature = inspect.signature(original)
+
+    def draftproof_verify(self: Any, *arguments: Any, **named: Any) -> Any:
+        server = served(self)
+        if server is None:
+            return original(self, *arguments, **named)
+        values = signature.bind(self, *arguments, **named).arguments
+        server.now = now = server.call(values)
+        try:
+            # what a request without a draft gets is sampled by vLLM, which needs its own controls applied
+            if server.fused and now.mix.raw and not now.undrafted.any():
+                sampled, count = server.verify(
+                    now, values["logits"], values["draft_logits"], values["cu_num_logits"], values["pos"],
+                    values["idx_mapping"], self.num_speculative_steps, processed=False,
+                )  # fmt: skip
+                return values["logits"], sampled, count
+            _CURRENT.append(server)
+            try:
+                return original(self, *arguments, **named)
+            finally:
+                _CURRENT.pop()
+        finally:
+            server.now = None
+
+    return draftproof_verify
+
+
+_CURRENT: list[SamplerServer] = []  # whose `_verify` is calling `rejection_sample`
+
+
+def install_sample(original: Callable[..., Any]) -> Any:
+    """`rejection_sample` as it is to be, where `_verify` looks for it."""
+    signature = inspect.signature(original)
+
+    def draftproof_rejection_sample(*arguments: Any, **named: Any) -> Any:
+        if not _CURRENT or (now := _CURRENT[-1].now) is None:
+            return original(*arguments, **named)
+        values = signature.bind(*arguments, **named).arguments
+        return _CURRENT[-1].verify(
+            now, values["target_logits"], values["draft_logits"], values["cu_num_logits"], values["pos"],
+            values["idx_mapping"], values["num_speculative_steps"], processed=True,
+        )  # fmt: skip
+
+    return draftproof_rejection_sample

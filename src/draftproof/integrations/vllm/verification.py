@@ -1,0 +1,99 @@
+"""One step of verification, the same for both of vLLM's model runners."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftproof import kernels
+from draftproof.integrations.vllm.counters import Counters
+from draftproof.integrations.vllm.requests import Mix
+from draftproof.kernels import ChainRule, Controls, Emitted, NoiseKeys, Ragged
+
+if TYPE_CHECKING:
+    from draftproof.kernels.chain.workspace import Workspace
+
+
+class ServedStep(NamedTuple):
+    """What one step of B requests is verified from."""
+
+    target: Ragged  # [B, N, V]
+    draft: Ragged | None  # [B, N - 1, V]; None where draft tokens come without laws
+    tokens: Tensor  # [B, N - 1] int64, -1 behind a draft's end
+    controls: Controls
+    draft_controls: Controls
+    rule: Tensor  # [B] int32
+    noise: NoiseKeys
+
+
+class Verification:
+    """Verifies steps, counts what comes of it, and keeps the kernels' memory for the shapes that come again."""
+
+    def __init__(self, device: torch.device, writes: bool = True, backend: str = "auto") -> None:
+        self.counters = Counters(device, writes)
+        self.backend = backend  # as in `kernels.verify`
+        self._spaces: dict[tuple[int, int, int], Workspace] = {}
+
+    def __call__(self, step: ServedStep) -> Emitted:
+        """How far each draft goes, and the token after it."""
+        rule = step.rule if step.draft is not None else torch.full_like(step.rule, ChainRule.ONEHOT)
+        out = kernels.verify(
+            step.target, step.draft, step.tokens, step.controls, rule, step.noise,
+            draft_controls=step.draft_controls, expected=True, backend=self.backend, workspace=self._space(step.target),
+        )  # fmt: skip
+        if out.reach is not None:  # None where nobody has a draft
+            self.counters.add(rule, step.tokens, out.accepted, out.reach, out.fault)
+        return out
+
+    def _space(self, target: Ragged) -> Workspace | None:
+        if not (target.rows.is_cuda and kernels.available()):
+            return None
+        shape = (len(target.first), target.nodes, target.rows.shape[-1])
+        if shape not in self._spaces:
+            if len(self._spaces) > 64:
+                self._spaces.clear()
+            self._spaces[shape] = kernels.workspace(*shape, target.rows.device)
+        return self._spaces[shape]
+
+
+def controls_of(
+    temperature: Tensor,  # [B]
+    mix: Mix,
+    *,
+    top_k: Tensor | None = None,  # [B]; as vLLM has it: the vocabulary's size is off
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    vocabulary: int = 0,
+) -> Controls:
+    """Controls of a batch from columns of vLLM's; without the truncations, the laws are whole."""
+    truncates = top_k is not None or top_p is not None or min_p is not None
+    off = torch.zeros_like(temperature, dtype=torch.float64)
+    return Controls(
+        temperature.to(torch.float32).contiguous(),
+        torch.zeros_like(temperature, dtype=torch.int32)
+        if top_k is None
+        else torch.where(top_k < vocabulary, top_k, 0).to(torch.int32),
+        off + 1 if top_p is None else top_p.to(torch.float64),
+        off if min_p is None else min_p.to(torch.float64),
+        truncates=mix.truncates if truncates else 0,
+        greedy=mix.greedy,
+        whole=mix.whole or not truncates,
+    )
+
+
+def of_one_width(target: Ragged, draft: Ragged | None) -> tuple[Ragged, Ragged | None]:
+    """Both with the larger vocabulary: a token that only one of them has is impossible in the other's law.
+
+    Embeddings are padded to different sizes in a few pairs of models. Cutting the wider one instead would leave the
+    drafter's law without the mass of what was cut off.
+    """
+    if draft is None or draft.rows.shape[-1] == target.rows.shape[-1]:
+        return target, draft
+    width = max(draft.rows.shape[-1], target.rows.shape[-1])
+    wide = [
+        each._replace(rows=torch.nn.functional.pad(each.rows, (0, width - each.rows.shape[-1]), value=-torch.inf))
+        for each in (target, draft)
+    ]
+    return wide[0], wide[1]

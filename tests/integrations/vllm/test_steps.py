@@ -1,0 +1,151 @@
+"""Steps that were recorded in vLLM's model runners: their layouts, and verification by the laws of the rules."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftproof.draft import Draft, Tree
+from draftproof.integrations.vllm.layout import FlatDrafts, slot_rows, slots_of
+from draftproof.integrations.vllm.requests import Mix
+from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
+from draftproof.kernels import ChainRule, NoiseKeys, Ragged
+from draftproof.law import sample
+from draftproof.noise import Lane, uniforms
+from draftproof.verify import VERIFIERS
+from tests.support import gof
+
+DATA = Path(__file__).parents[2] / "data"
+CPU = torch.device("cpu")
+PLAIN = Mix(raw=True, truncates=0, greedy=False, whole=True)
+
+
+def recorded(runner: str) -> dict[str, torch.Tensor]:
+    """The arguments of a step; the lengths are made from what the runner has."""
+    return {
+        name: torch.tensor(value) for name, value in json.loads((DATA / f"vllm_step_{runner}.json").read_text()).items()
+    }
+
+
+def step_of(runner: str, rule: ChainRule, seeds: torch.Tensor | None = None) -> ServedStep:
+    """The step as the plug-in makes it, with the controls of the recording: temperature 1."""
+    data = recorded(runner)
+    if runner == "v1":
+        flat = FlatDrafts.of(data["lengths"].tolist(), CPU)
+        target, draft = flat.target(data["logits"]), flat.draft(data["draft_probs"].log())
+        tokens = flat.tokens(data["draft_token_ids"])
+    else:
+        nodes = data["draft_logits"].shape[1] + 1
+        target = Ragged(data["logits"], data["starts"][:-1].long(), nodes)
+        draft = slot_rows(data["draft_logits"], data["slot"], nodes - 1)
+        tokens = slots_of(data["draft_sampled"], data["starts"], nodes)
+    batch = len(tokens)
+    one, zero = torch.ones(batch), torch.zeros(batch, dtype=torch.int64)
+    noise = NoiseKeys(torch.arange(batch) + 7 if seeds is None else seeds, zero, zero)
+    rules = torch.full((batch,), rule, dtype=torch.int32)
+    return ServedStep(target, draft, tokens, controls_of(one, PLAIN), controls_of(one, PLAIN), rules, noise)
+
+
+def alone(step: ServedStep, rule: ChainRule, b: int) -> list[int]:
+    """What request b gets by the laws of the rule, from its own rows, one by one."""
+    tokens = [token for token in step.tokens[b].tolist() if token >= 0]
+    first, length = int(step.target.first[b]), len(tokens)
+    p = step.target.rows[first : first + length + 1].double().softmax(-1)[None]
+    q = torch.zeros_like(p)
+    if length:
+        start = int(step.draft.first[b])
+        q[0, :-1] = step.draft.rows[start : start + length].double().softmax(-1)
+    draft = Draft(Tree.chain(length), torch.tensor([[0, *tokens]]), q, p)
+    verifier = VERIFIERS[rule.name.lower()]
+    u, v = (uniforms(*(key[b : b + 1] for key in step.noise), lane, 1)[:, 0] for lane in (Lane.STOP, Lane.NEXT))
+    node = sample(verifier.stop(draft), u)
+    return [*tokens[: int(node)], int(sample(verifier.next(draft, node), v))]
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize("rule", ChainRule)
+def test_a_recorded_step_is_verified_as_by_the_laws(runner: str, rule: ChainRule) -> None:
+    for seed in range(20):
+        step = step_of(runner, rule, torch.arange(len(step_of(runner, rule).tokens)) + 100 * seed)
+        out = Verification(CPU)(step)
+        for b, row in enumerate(out.tokens.tolist()):
+            assert [token for token in row if token >= 0] == alone(step, rule, b)
+        assert not out.fault.any()
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_rows_lie_where_vllm_says(runner: str) -> None:
+    data, step = recorded(runner), step_of(runner, ChainRule.BLOCK)
+    lengths = (step.tokens >= 0).sum(1).tolist()
+    assert len(set(lengths)) > 1  # some requests draft, others do not
+    assert sum(lengths) + len(lengths) == len(data["logits"])
+    last = [int(first) + length for first, length in zip(step.target.first, lengths, strict=True)]
+    if runner == "v1":
+        assert last == data["bonus_rows"].tolist()
+        rows = [r for first, end in zip(step.target.first.tolist(), last, strict=True) for r in range(first, end)]
+        assert rows == data["target_rows"].tolist()
+        assert step.tokens[step.tokens >= 0].tolist() == data["draft_token_ids"].tolist()
+    else:
+        assert [end + 1 for end in last] == data["starts"][1:].tolist()
+        assert step.draft.gathered()[0].tolist() == data["draft_logits"][int(data["slot"][0])].tolist()
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_what_follows_a_recorded_context_has_the_targets_law(rule: str) -> None:
+    """The first token that a request gets, over many drafts from its recorded law and many seeds."""
+    step, times = step_of("v1", ChainRule[rule.upper()]), 3000
+    b = int((step.tokens >= 0).sum(1).argmax())
+    target = step.target.gathered()[b : b + 1].expand(times, -1, -1).flatten(0, 1)
+    laws = step.draft.gathered()[b]
+    draft = laws.expand(times, -1, -1).flatten(0, 1)
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.multinomial(laws.exp(), times, replacement=True, generator=generator).T.contiguous()
+    n, place = step.target.nodes, torch.arange(times)
+    one, zero = torch.ones(times), torch.zeros(times, dtype=torch.int64)
+    many = ServedStep(
+        Ragged(target, place * n, n), Ragged(draft, place * (n - 1), n - 1), tokens, controls_of(one, PLAIN),
+        controls_of(one, PLAIN), torch.full((times,), ChainRule[rule.upper()], dtype=torch.int32),
+        NoiseKeys(place, zero, zero),
+    )  # fmt: skip
+    counts = Counter(Verification(CPU)(many).tokens[:, 0].tolist())
+    p = step.target.rows[int(step.target.first[b])].double().softmax(-1).tolist()
+    large = {token: mass for token, mass in enumerate(p) if mass * times > 20}
+    rest = {"rest": sum(p) - sum(large.values())}
+    gof.check({**{t: counts[t] for t in large}, "rest": times - sum(counts[t] for t in large)}, large | rest)
+
+
+def test_padded_drafts_end_at_the_first_padding() -> None:
+    flat = FlatDrafts.of([3, 0, 2], CPU)
+    assert flat.tokens(torch.tensor([5, -1, 6, -1, 9])).tolist() == [[5, -1, -1], [-1, -1, -1], [-1, -1, -1]]
+    assert flat.request.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
+    assert (flat.first.tolist(), flat.draft_first.tolist()) == ([0, 4, 5], [0, 3, 3])
+    sampled, starts = torch.tensor([1, 5, -1, 6, 2, 3, -1, 9]), torch.tensor([0, 4, 5, 8])
+    assert slots_of(sampled, starts, 4).tolist() == [[5, -1, -1], [-1, -1, -1], [-1, -1, -1]]
+
+
+def test_vocabularies_of_different_sizes_meet_at_the_larger() -> None:
+    torch.manual_seed(1)
+    first = torch.tensor([0])
+    narrow, wide = torch.randn(2, 5), torch.randn(2, 7)
+    for target, draft in ((narrow, wide), (wide, narrow)):
+        both = of_one_width(Ragged(target, first, 2), Ragged(draft, first, 1))
+        for each, rows in zip(both, (target, draft), strict=True):
+            assert each.rows.shape[-1] == 7
+            np.testing.assert_allclose(each.rows.softmax(-1)[:, : rows.shape[-1]], rows.softmax(-1), rtol=1e-6)
+
+
+def test_nothing_of_vllm_is_imported() -> None:
+    """The parts that these tests use, and the entry point, do without it."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, draftproof.integrations.vllm.plugin as p; p.register(); p.register(); print('vllm' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"

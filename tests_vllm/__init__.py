@@ -1,0 +1,1 @@
+"""Tests with vLLM itself, in an environment of its own: `make vllm-test`."""

@@ -1,0 +1,61 @@
+"""Texts of model runner V2, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests_vllm import tiny
+
+
+@pytest.fixture(scope="module")
+def served(models: Path) -> Any:
+    """Block verification of a model's drafts."""
+    return tiny.engine(models / "target", tiny.drafter(models / "drafter"), "block", max_num_seqs=64, max_model_len=64)
+
+
+def server_of(llm: Any) -> Any:
+    """The plug-in's part of the engine's sampler."""
+    import gc
+
+    from draftproof.integrations.vllm.runner_v2 import SamplerServer
+
+    (server,) = (each for each in gc.get_objects() if isinstance(each, SamplerServer))
+    return server
+
+
+def test_texts_pass_the_audit_and_are_counted(served: Any, models: Path) -> None:
+    from draftproof.integrations.vllm import counters
+
+    before = counters.read()
+    written = tiny.write(served, 64, temperature=0.8, max_tokens=12)
+    after = counters.read()
+    assert tiny.audited(models / "target", written, models / "drafter", temperature=0.8).exact
+    assert after["block"].accepted - before["block"].accepted > 50
+    assert after["block"].faulty == before["block"].faulty
+
+
+def test_raw_and_processed_logits_give_the_same_tokens(served: Any) -> None:
+    """Where the kernels apply the controls themselves, and where vLLM does."""
+    server = server_of(served)
+    asked = {"temperature": 0.9, "top_k": 12, "max_tokens": 10, "seed": 3}
+    raw = tiny.write(served, 4, **asked)
+    server.fused = False
+    try:
+        assert tiny.write(served, 4, **asked) == raw
+    finally:
+        server.fused = True
+
+
+def test_a_seed_gives_the_same_text_beside_a_request_that_joins(served: Any) -> None:
+    alone = tiny.write(served, 1, temperature=1.0, seed=11, max_tokens=10)[0]
+    beside = tiny.write(served, 3, prompts=tiny.PROMPTS[:1], temperature=1.0, seed=11, max_tokens=10)
+    assert beside == [alone] * 3
+
+
+def test_min_p_and_penalties_pass_the_audit(served: Any, models: Path) -> None:
+    for asked in ({"temperature": 0.9, "min_p": 0.1}, {"temperature": 0.9, "repetition_penalty": 1.4}):
+        written = tiny.write(served, 24, max_tokens=10, **asked)
+        assert tiny.audited(models / "target", written, **asked).exact
