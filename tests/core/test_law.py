@@ -38,6 +38,16 @@ def test_sample_never_returns_probability_zero(backend: type, dtype: str, u: flo
     )
 
 
+@pytest.mark.parametrize("backend", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_the_last_token_that_can_be_is_drawn_where_rounding_reaches_the_sum(backend: type) -> None:
+    """u times the sum is the sum itself: no token's interval holds it."""
+    laws = np.array([[0, 5e-324, 0, 5e-324, 0], [5e-324, 0, 0, 0, 0]])
+    for rows in (laws, laws[:1], laws[1:]):
+        u = np.full(len(rows), ALMOST_ONE)
+        assert (u * rows.sum(axis=1) == rows.sum(axis=1)).all()
+        assert law.sample(backend(rows), backend(u)).tolist() == [row.nonzero()[0][-1] for row in rows]
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda w: sum(w) > 1e-300), st.floats(0, ALMOST_ONE))
 def test_sample_returns_the_interval_that_holds_u(weights: list[float], u: float) -> None:
     weights_ = np.array(weights)
@@ -58,6 +68,27 @@ def test_a_row_alone_gives_the_token_it_gives_in_company(backend: type) -> None:
     together = law.sample(backend(laws), backend(u))
     alone = [int(law.sample(backend(laws[i : i + 1]), backend(u[i : i + 1]))[0]) for i in range(40)]
     assert alone == together.tolist()
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 3)])
+@pytest.mark.parametrize("backend", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_what_is_computed_of_many_rows_is_that_of_each(backend: type, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(1)
+    p, q = (rng.random((*shape, 5)) * (rng.random((*shape, 5)) < 0.7) for _ in range(2))
+    q[..., 1:2] = p[..., 1:2]  # equal here and there
+    tokens = rng.integers(-1, 5, shape)
+
+    def computed(p, q, tokens):
+        p, q, tokens = backend(p), backend(q), backend(tokens)
+        made = [law.normalise(p), law.residual(p, q), law.capped_ratio(p, q), law.one_hot(tokens, like=p)]
+        return [np.asarray(x) for x in (*made, law.overlap(p, q), law.total_variation(p, q))]
+
+    together = computed(p, q, tokens)
+    for place in np.ndindex(shape):
+        for whole, alone in zip(together, computed(p[place], q[place], tokens[place]), strict=True):
+            np.testing.assert_allclose(whole[place], alone, atol=1e-15)
+    drawn = tokens >= 0
+    assert (np.asarray(law.at(backend(p), backend(tokens)))[drawn] == p[drawn, tokens[drawn]]).all()
 
 
 def test_sample_is_exact_on_a_grid() -> None:

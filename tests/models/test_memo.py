@@ -143,6 +143,53 @@ def test_rows_fall_behind_and_catch_up_in_any_order(kind):
     assert memo.rows == before
 
 
+@pytest.mark.parametrize("kind", ["table", "network"])
+def test_a_memo_that_forgets_answers_as_its_model_does(kind):
+    """Random steps: rows that join, branch and end, trees with tokens that were not drawn, a few rows remembered."""
+    model = table(1, size=3) if kind == "table" else tiny.model()
+    chance, most = np.random.default_rng(4), 5
+    memo = Memo(model)
+    memo.most = 12
+    ours, theirs = memo.session(most, 200), model.session(most, 200)
+    texts: list[list[int]] = []
+    shapes = (dp.Tree.chain(2), dp.Tree.of(2, 1), dp.Tree.chain(0), dp.Tree.star(3))
+    for _ in range(60):
+        if not texts or (len(texts) < most and chance.random() < 0.3):
+            texts.append(chance.integers(3, size=3).tolist())
+            for session in (ours, theirs):
+                session.join(len(texts) - 1, texts[-1])
+        tree = shapes[chance.integers(len(shapes))]
+        tokens = chance.integers(3, size=(len(texts), tree.size))
+        tokens[:, 0] = [text[-1] for text in texts]
+        short = chance.random(len(texts)) < 0.2
+        tokens[short, 1:] = -1
+        one, other = (session.extend(tree, tokens, range(tree.size)) for session in (ours, theirs))
+        for b, drawn in enumerate(tokens):
+            for node in range(tree.size if not short[b] else 1):
+                np.testing.assert_allclose(np.asarray(one[b, node]), np.asarray(other[b, node]), atol=1e-5)
+            assert drawn[0] == texts[b][-1]
+        before = len(texts)
+        origin = [*range(before), *(b for b in range(before) if chance.random() < 0.3)][:most]
+        node = [0 if short[b] else int(chance.integers(tree.size)) for b in origin]
+        token = chance.integers(3, size=len(origin)).tolist()
+        for session in (ours, theirs):
+            for place, b in enumerate(origin[before:], start=before):
+                session.copy(b, place)
+            session.commit(tree, tokens[origin], node, token)
+        texts = [
+            [*texts[b], *(int(tokens[b, n]) for n in tree.path(last)), emitted]
+            for b, last, emitted in zip(origin, node, token, strict=True)
+        ]
+        while len(texts) > 1 and chance.random() < 0.4:  # the last row takes the place of one that ends
+            gone = int(chance.integers(len(texts)))
+            if gone < len(texts) - 1:
+                for session in (ours, theirs):
+                    session.copy(len(texts) - 1, gone)
+                texts[gone] = texts[-1]
+            texts.pop()
+    assert memo.calls > 10
+
+
 def test_a_memo_gives_the_text_of_its_model_and_catches_up():
     settings = {"draft": tiny.model("llama", 1), "max_new_tokens": 30}
     plain = [dp.generate(tiny.model(), "hello", seed=seed, **settings).tokens for seed in (1, 1, 2, 3)]

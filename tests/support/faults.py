@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from draftproof import verify
-from draftproof.audit.rows import ReadTranscript
+from draftproof.audit.rows import ReadTranscript, grammar_masks, under
 from draftproof.audit.run import Auditor
 from draftproof.audit.transcripts import Transcript
 from draftproof.draft import Draft, Tree
 from draftproof.law import sample
 from draftproof.models.table import TableModel
-from draftproof.sampling import Context, Sampling, law
+from draftproof.sampling import Context, Sampling
 
 
 class World(NamedTuple):
@@ -47,7 +47,11 @@ def draw(weights: np.ndarray, u: float) -> int:
 
 
 def auditor(world: World, draft: bool = True, steps: bool = False, tolerance: float = 0.0) -> Auditor:
-    return Auditor(TableModel(lambda context: np.full(world.size, 1 / world.size)), draft, steps, tolerance)
+    return Auditor(_table(world), draft, steps, tolerance)
+
+
+def _table(world: World) -> TableModel:
+    return TableModel(lambda context: np.full(world.size, 1 / world.size))
 
 
 def rows_of(world: World, transcript: Transcript, draft: bool = True) -> ReadTranscript:
@@ -56,8 +60,9 @@ def rows_of(world: World, transcript: Transcript, draft: bool = True) -> ReadTra
     history = None
     if transcript.sampling.reads_history:
         history = [Context(transcript.prompt, transcript.output[:t]) for t in range(len(transcript.output))]
-    q = law(world.q[before], transcript.sampling, history) if draft else None
-    return ReadTranscript(transcript, world.p[before], q)
+    masks = grammar_masks(transcript, _table(world))
+    q = under(world.q[before], transcript.sampling, history, masks) if draft else None
+    return ReadTranscript(transcript, world.p[before], q, masks)
 
 
 def feed(book: Auditor, world: World, *transcripts: Transcript, draft: bool = True) -> np.ndarray:
@@ -75,6 +80,14 @@ class Rule(NamedTuple):
     guess: Callable[[np.ndarray, float], int] = draw
     accept: Callable[[float, float], float] = lambda p, q: p / q
     replace: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda p, q: np.maximum(p - q, 0)
+
+
+def penalised(scores: np.ndarray, counts: np.ndarray, tested: bool) -> np.ndarray:
+    """Presence and frequency penalties, forgotten where a guess is tested."""
+    return softmax(scores if tested else scores - 0.3 * (counts > 0) - 0.02 * counts)
+
+
+PENALTIES = Sampling(presence_penalty=0.3, frequency_penalty=0.02)
 
 
 def plain(world: World, length: int, seed: int, heat: float = 1.0, laws: np.ndarray | None = None) -> Transcript:

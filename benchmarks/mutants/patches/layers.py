@@ -1,0 +1,25 @@
+# ruff: noqa: E501 - a fault is one line
+"""Faults in native/attention.c, layers.c, linear.c, layout.c: what a token sees, where its entries go, its arithmetic."""
+
+from benchmarks.mutants.mutant import Patch
+
+SEEN = (
+    ("return slots ? slots[at] : n->start + at % n->tokens;", "return slots ? slots[at] : n->start;", "all tokens of a call go to one slot"),
+    ("at / n->tokens * n->mask_row + at", "at", "every row has the first row's mask"),
+    ("first = own > 0;", "first = 0;", "a text sees the padding"),
+    ("own - mask->window + 1 > first) first = own - mask->window + 1;", "own - mask->window > first) first = own - mask->window;", "a window is one slot too wide"),
+    ("return (Seen){first, own + 1 - first, own + 1};", "return (Seen){first, own - first, own};", "a token does not see itself"),
+    ("return (Seen){first, own + 1 - first, own + 1};", "return (Seen){first, own + 2 - first, own + 2};", "a token sees the one after it"),
+    ("row[seen.first + seen.run] >= HIDDEN;) seen.run++;", "1;) seen.run++;", "a node of a tree sees what lies between its ancestors"),
+    ("if (work.added[s] >= HIDDEN) scattered", "if (1) scattered", "a node of a tree sees all nodes between its ancestors and itself"),
+    ("if (another) seen[r]", "if (!l) seen[r]", "all layers have the first layer's window"),
+    ("(h - n->heads) % n->kv_heads) * n->room + slot)", "(h - n->heads) % n->kv_heads) * n->room + slot + 1)", "entries are written one slot too far"),
+    ("h < n->heads + n->kv_heads && i < half; i++) {", "h < n->heads && i < half; i++) {", "keys are not rotated"),
+    ("long start = (b * n->kv_heads + h) * n->room * n->size;", "long start = h * n->room * n->size;", "all rows read the first row's cache"),
+)  # fmt: skip
+ATTENTION = tuple(Patch("native/layers.c" if "another" in fault[0] else "native/attention.c", *fault) for fault in SEEN)
+LAYERS = (
+    Patch("native/layers.c", "for (long i = 0; l && i < width; i++) row[i] += added", "for (long i = 0; 0 && i < width; i++) row[i] += added", "a layer's result is not added to the stream"),
+    Patch("native/layers.c", "caches[2 * l], caches[2 * l + 1]);\n                if", "caches[0], caches[1]);\n                if", "all layers write into the first layer's cache"),
+    Patch("native/linear.c", "if (layer->bias) y += *(const Floats *)(layer->bias + n + WIDTH * c);", "", "a quantised layer forgets its bias"),
+)  # fmt: skip
