@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,19 @@ from benchmarks.load.storm import COMPLETIONS
 from draftproof.prompts import PROMPTS
 
 LENGTH = 96  # of a text
+ENDED = 0.7  # texts that end early have this share of it, or more
+# a head for the small target, which has none in the package; how good it is does not matter here
+HEAD = "distill --shards 1 --steps 60 --rows 64 --held-rows 16 --length 257 --vocabulary 1024"
+
+
+def audited_head(target: str, folder: Path | None, tokens: int, rows: int) -> dict[str, Any]:
+    """The audit with a trained head from this folder, where one is trained unless there is one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        head = folder or Path(scratch)
+        if not (head / "model.safetensors").exists():
+            _run(*HEAD.split(), "--target", target, "--out", str(head))
+        found = audited(target, str(head), tokens, rows)
+    return {**found, "draft": "head", "head": f"draftproof {HEAD} --target {target}"}
 
 
 def audited(target: str, draft: str, tokens: int, rows: int) -> dict[str, Any]:
@@ -28,7 +42,7 @@ def audited(target: str, draft: str, tokens: int, rows: int) -> dict[str, Any]:
             if predicts:
                 texts.write_text("".join(json.dumps(row) + "\n" for row in _predicted(server, tokens, rows)))
             else:
-                count = -(-tokens // (rows * LENGTH))
+                count = math.ceil(tokens / (rows * LENGTH * ENDED))
                 prompts.write_text("".join(f"{i + 1}. {PROMPTS[i % len(PROMPTS)]}\n" for i in range(count)))
                 words = ["collect", f"{server.url}/v1", str(prompts), str(texts), "--target", target, "--model", target]
                 _run(*words, "--samples", str(rows), "-n", str(LENGTH))
@@ -45,8 +59,8 @@ def audited(target: str, draft: str, tokens: int, rows: int) -> dict[str, Any]:
         "verdict": found["verdict"],
         "collect_s": round(collected, 1),
         "audit_s": round(total - collected, 1),
-        "goal": "no alarm",
-        "holds": found["exact"],
+        "goal": f"no alarm in {tokens} tokens",
+        "holds": found["exact"] and found["tokens"] >= tokens,
     }
 
 

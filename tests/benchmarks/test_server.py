@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import sys
 
+import pytest
+
 from benchmarks import server as bench
+from benchmarks.load import peers
 from benchmarks.load.storm import MALFORMED, SHARES, Ending, faults, plan, summary
+from tests.support.serving import serving
 
 
 def test_a_storm_leaves_nothing_behind_and_a_row_says_so(tmp_path, monkeypatch):
@@ -51,3 +57,25 @@ def test_faults_are_seen():
     for ending in bad:
         assert len(faults([*good, ending], len(good) + 1, "same")) == 1
     assert faults(good, len(good) + 1, "same") == ["1 requests without an end"]
+
+
+def test_a_turn_beside_vllm_counts_every_token(monkeypatch):
+    monkeypatch.setattr(peers, "NAME", "tiny")
+    with serving(length=256) as server:
+        turn = asyncio.run(peers._turn(peers.Server(server.url, os.getpid(), {}), clients=3, tokens=5, seed=1))
+        assert turn.tokens_per_s > 0
+        assert 0 < turn.first_token_s < 3 * 5 * peers.ASKED / turn.tokens_per_s
+        samples = dict(line.split(" ") for line in server.get("/metrics").text.splitlines() if not line.startswith("#"))
+    assert float(samples["draftproof_emitted_tokens_total"]) == 3 * 5 * peers.ASKED
+
+
+def test_servers_are_compared_within_a_round():
+    ours, theirs = [peers.Turn(20, 5, 1), peers.Turn(4, 5, 5)], [peers.Turn(10, 5, 2), peers.Turn(1, 5, 10)]
+    assert peers._ratios(ours, theirs) == {"tokens_per_s": 3, "tokens_per_cpu_s": 1, "first_token_s": 0.5}
+
+
+def test_vllm_is_not_installed_by_the_benchmark(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["server", "--only", "beside vLLM in float32"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "needs --vllm, the python of an environment with vLLM" in capsys.readouterr().err

@@ -1,0 +1,310 @@
+"""Texts that must fit a JSON schema: whether they do, and how fast they are, on 116 schemas of many kinds.
+
+`python -m benchmarks.grammar` writes benchmarks/results/grammar.json, a row for each part:
+
+    valid   every finished text of SmolLM2 in int8 with its head, checked by the jsonschema package
+    speed   with the head beside our own plain sampling and transformers with xgrammar, in int8 and in float32
+    batch   texts without a grammar beside one that has one, and beside one that has none
+    audit   texts of a small random model under a schema, with several rules and drafters, audited
+
+All sides of a comparison take turns. A ratio is the median over rounds of the ratio within a round. `--only speed`
+measures some parts; the rows of the others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.audit import RULES, Drafters, accepted, enough, small
+from benchmarks.schemas import Case, corpus
+from draftproof import Engine, Grammar, Sampling, generate, load
+from draftproof.audit import audit, collect
+from draftproof.bench.rows import facts
+from draftproof.models.hf import HFModel
+from draftproof.models.registry import read
+
+RESULTS = Path(__file__).parent / "results" / "grammar.json"
+LENGTH = 160  # of a text, at most
+PARTS = ["valid", "speed", "batch", "audit"]
+ROWS = 4  # texts at once, where many are written
+
+
+class Written(NamedTuple):
+    """What one side wrote, and in what time."""
+
+    tokens: int
+    seconds: float
+
+
+def sampling_of(case: Case) -> Sampling:
+    return Sampling(grammar=Grammar.json_schema(case.schema))
+
+
+# Valid
+
+
+def valid(cases: Sequence[Case], samples: int, seed: int) -> dict[str, Any]:
+    """Samples of every schema; a text that ended by itself must be valid."""
+    engine = Engine(load("smollm2", dtype="int8"), draft="head", rows=ROWS, length=LENGTH + 768)
+    asked = {}
+    for case in cases:
+        settings: dict[str, Any] = {"sampling": sampling_of(case), "max_new_tokens": LENGTH}
+        for k in range(samples):
+            asked[engine.add_request(case.question, seed=seed + k, **settings)] = case
+    start, done = time.perf_counter(), 0
+    while not engine.is_finished:
+        engine.step()
+        ended = sum(bool(request.finish) for request in asked)
+        if ended >= done + 20:
+            done = ended
+            print(f"{done} of {len(asked)} texts, {time.perf_counter() - start:.0f} s", flush=True)
+    seconds = time.perf_counter() - start
+    outputs = [(case, request.output) for request, case in asked.items()]
+    finished = [(case, output.text) for case, output in outputs if output.finish == "end"]
+    faults = [{"schema": case.name, "text": text, "fault": case.fault(text)} for case, text in finished]
+    return {
+        "schemas": len(cases),
+        "texts": len(outputs),
+        "finishes": dict(Counter(output.finish for _, output in outputs)),
+        "cut_off": dict(Counter(case.name for case, output in outputs if output.finish != "end")),
+        "faults": [fault for fault in faults if fault["fault"]],
+        "tokens": sum(len(output.tokens) for _, output in outputs),
+        "tokens_per_call": round(
+            sum(len(o.tokens) for _, o in outputs) / sum(len(o.trace.steps) for _, o in outputs), 2
+        ),
+        "seconds": round(seconds, 1),
+    }
+
+
+# Speed
+
+
+def speed(dtype: str, cases: Sequence[Case], rounds: int, seed: int, every: int) -> dict[str, Any]:
+    """Tokens a second over all schemas; transformers writes the texts of each `every`-th one."""
+    ours, (network, _) = load("smollm2", dtype=dtype), read("smollm2", torch.float32)
+    theirs = XGrammar(ours, network, cases)
+
+    def draftproof(draft: str) -> Callable[[Case, int], Written]:
+        def write(case: Case, number: int) -> Written:
+            start = time.perf_counter()
+            made = generate(
+                ours, case.question, draft=draft, sampling=sampling_of(case), max_new_tokens=LENGTH, seed=number
+            )
+            return Written(len(made.tokens), time.perf_counter() - start)
+
+        return write
+
+    sides = {"head": draftproof("head"), "plain": draftproof("none"), "transformers and xgrammar": theirs.write}
+    for case in cases:  # grammars are compiled before the clock starts, on either side
+        for name in ("head", "plain"):
+            sides[name](case, seed)
+    sides["transformers and xgrammar"](cases[0], seed)
+    spent: dict[str, list[list[Written | None]]] = {name: [] for name in sides}
+    for number in range(rounds):
+        written: dict[str, list[Written | None]] = {name: [] for name in sides}
+        for i, case in enumerate(cases):
+            for name, write in sides.items():
+                skipped = name not in ("head", "plain") and i % every
+                written[name].append(None if skipped else write(case, seed + number))
+        for name, texts in written.items():
+            spent[name].append(texts)
+            print(dtype, name, f"{rate(texts):.1f} tokens/s", flush=True)
+    return {
+        "dtype": dtype,
+        "schemas": len(cases),
+        "rounds": rounds,
+        "tokens_per_s": {name: round(median(map(rate, texts)), 1) for name, texts in spent.items()},
+        "tokens_a_text": {name: round(median(map(mean_length, texts)), 1) for name, texts in spent.items()},
+        "head_beside": {
+            name: round(median(map(beside, spent["head"], spent[name])), 2) for name in sides if name != "head"
+        },
+    }
+
+
+def rate(texts: Sequence[Written | None]) -> float:
+    """Tokens a second."""
+    made = [text for text in texts if text is not None]
+    return sum(text.tokens for text in made) / sum(text.seconds for text in made)
+
+
+def mean_length(texts: Sequence[Written | None]) -> float:
+    made = [text.tokens for text in texts if text is not None]
+    return sum(made) / len(made)
+
+
+def beside(ours: Sequence[Written | None], theirs: Sequence[Written | None]) -> float:
+    """How many times as many tokens a second, on the schemas that both sides wrote."""
+    return rate([a for a, b in zip(ours, theirs, strict=True) if b is not None]) / rate(theirs)
+
+
+class XGrammar:
+    """transformers' generate in float32, plain, with xgrammar's logits processor."""
+
+    def __init__(self, ours: HFModel, network: Any, cases: Sequence[Case]) -> None:
+        import xgrammar
+
+        self.network, self.ours = network, ours
+        whole = ours.tokenizer._complete  # transformers' own tokenizer of the same files
+        about = xgrammar.TokenizerInfo.from_huggingface(
+            whole, vocab_size=ours.vocabulary, stop_token_ids=list(ours.end_tokens)
+        )
+        compiler = xgrammar.GrammarCompiler(about)
+        self.compiled = {
+            case.name: compiler.compile_json_schema(json.dumps(case.schema), any_whitespace=False) for case in cases
+        }
+
+    @torch.no_grad()
+    def write(self, case: Case, seed: int) -> Written:
+        from xgrammar.contrib.hf import LogitsProcessor
+
+        from draftproof.engine.arguments import encode
+
+        torch.manual_seed(seed)
+        ids = torch.tensor([encode(self.ours, case.question)])
+        start = time.perf_counter()
+        made = self.network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            logits_processor=[LogitsProcessor(self.compiled[case.name])],
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=LENGTH,
+            eos_token_id=list(self.ours.end_tokens),
+            pad_token_id=self.ours.end_tokens[0],
+        )
+        return Written(made.shape[1] - ids.shape[1], time.perf_counter() - start)
+
+
+# Batch
+
+
+def batch(cases: Sequence[Case], rounds: int, seed: int) -> dict[str, Any]:
+    """Seconds of a step of three texts without a grammar, with a fourth that has one or has none."""
+    model = load("smollm2", dtype="int8")
+    spent: dict[str, list[float]] = {"with a grammar": [], "without": []}
+    schema = next(case for case in cases if case.name == "many keys")
+    for number in range(rounds + 1):
+        for name in spent:
+            engine = Engine(model, draft="head", tree="chain:4", rows=ROWS, length=1024)
+            fourth = sampling_of(schema) if name == "with a grammar" else Sampling()
+            for i, sampling in enumerate([Sampling(end_tokens=())] * (ROWS - 1) + [fourth]):
+                engine.add_request("Tell me a story.", sampling=sampling, max_new_tokens=400, seed=seed + number + i)
+            engine.step()  # reads the prompts
+            steps = []
+            while len(engine.scheduler._running) == ROWS and len(steps) < 60:
+                start = time.perf_counter()
+                engine.step()
+                steps.append(time.perf_counter() - start)
+            spent[name].append(median(steps))
+    kept = {name: times[1:] for name, times in spent.items()}  # the first round warms up
+    slower = median(a / b for a, b in zip(kept["with a grammar"], kept["without"], strict=True)) - 1
+    return {
+        "rounds": rounds,
+        "ms_a_step": {n: round(1e3 * median(t), 3) for n, t in kept.items()},
+        "slower": round(slower, 4),
+    }
+
+
+# Audit
+
+LETTERS = '{}[]":, 0123456789abcdeflnrstux'  # the tokens of the small model, but for the last, which ends a text
+AUDITED = {
+    "type": "object",
+    "properties": {
+        "data": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99999}, "maxItems": 12},
+        "text": {"type": "string", "maxLength": 40},
+        "case": {"enum": ["a", "ab", "abc", "cab", "cat"]},
+        "true": {"type": ["boolean", "null"]},
+    },
+    "required": ["data", "text", "case"],
+    "additionalProperties": False,
+}
+ENGINES = {"plain": ("block", None), "block, head": ("block", "head"), "block, ngram": ("block", "ngram")}
+ENGINES |= {"gumbel, model": ("gumbel", "model"), "csbv, model": ("csbv", "model")}
+
+
+def lettered() -> HFModel:
+    """The small model of the audits, with a letter for every token."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    spelled = [letter if letter != " " else "\u0120" for letter in LETTERS]  # as byte-level tokenizers write a space
+    core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(spelled)}, merges=[]))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    core.add_special_tokens([AddedToken("<end>", special=True)])
+    return HFModel(small().network, PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>"), "small")
+
+
+def audited(engine: str, tokens: int, seed: int) -> dict[str, Any]:
+    """Collect and audit so many tokens of an engine of ours."""
+    rule, drafter = ENGINES[engine]
+    target = lettered()
+    prompts = [tuple((7 * i + k) % 31 for k in range(12)) for i in range(12)]
+    draft = Drafters(target, prompts, True)[drafter] if drafter else None
+    sampling = Sampling(grammar=Grammar.json_schema(AUDITED))
+    settings: dict[str, Any] = {"draft": draft, "rows": 48, "max_new_tokens": 128, "samples": 16}
+    settings |= {"verify": rule, "tree": RULES[rule] if drafter else None}
+    start = time.perf_counter()
+    texts, _ = enough(
+        lambda sampling, seed: (collect.engine(target, prompts, sampling, seed=seed, **settings), draft),
+        *(sampling, tokens, seed, 1e9),
+    )
+    found = audit(texts, target, draft=draft)
+    kept = ("exact", "verdict", "tokens", "transcripts", "evidence", "impossible", "alpha", "tolerance")
+    row = {name: value for name, value in found.as_dict().items() if name in kept}
+    return {**row, "accepted": accepted(texts), "seconds": round(time.perf_counter() - start, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.grammar", description=__doc__)
+    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument("--samples", type=int, default=5, help="texts of each schema in `valid`")
+    parser.add_argument("--tokens", type=int, default=50_000, help="of each engine in `audit`")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stride", type=int, default=1, help="`speed` measures each so-many-th schema")
+    parser.add_argument("--every", type=int, default=8, help="transformers writes the texts of each so-many-th schema")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    cases, seed = corpus(), options.seed
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "valid": lambda: valid(cases, options.samples, seed),
+        "speed int8": lambda: speed("int8", cases[:: options.stride], options.rounds, seed, options.every),
+        "speed float32": lambda: speed("float32", cases[:: options.stride], options.rounds, seed, options.every),
+        "batch": lambda: batch(cases, 5 * options.rounds, seed),
+    }
+    parts |= {f"audit {name}": partial(audited, name, options.tokens, seed) for name in ENGINES}
+    for name, measure in parts.items():
+        if name.split()[0] in options.only:
+            origin = about()  # before it is measured: the checkout may change
+            row = {**measure(), "seed": seed}
+            print(name, row, flush=True)
+            rows = json.loads(options.results.read_text()) if options.results.exists() else {}
+            options.results.write_text(json.dumps({**rows, name: {**row, **origin}}, indent=1) + "\n", encoding="utf-8")
+
+
+def about() -> dict[str, Any]:
+    """Machine, versions, commit and command."""
+    found = facts("cpu")._asdict()
+    found["versions"] |= {name: version(name) for name in ("llguidance", "xgrammar", "jsonschema")}
+    words = sys.argv[1:]
+    if "--results" in words:  # a place on this machine
+        del words[words.index("--results") : words.index("--results") + 2]
+    return {**found, "command": shlex.join(["python", "-m", "benchmarks.grammar", *words])}
+
+
+if __name__ == "__main__":
+    main()
