@@ -32,9 +32,11 @@ def _section(name: str, command: Any) -> str:
 
 
 def _row(parameter: Any) -> str:
-    names = parameter.opts if parameter.param_type_name == "option" else [parameter.name.upper()]
-    shown = parameter.show_default if parameter.param_type_name == "option" else None
-    default = shown if isinstance(shown, str) else _default(parameter.default)
+    is_option = parameter.param_type_name == "option"
+    names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.name.upper()]
+    shown = parameter.show_default if is_option else None
+    typed = names[0] if parameter.default is True else parameter.default
+    default = shown if isinstance(shown, str) else _default(typed)
     meaning = parameter.help or ""
     if parameter.metavar and "|" in parameter.metavar:
         meaning = f"{meaning.removesuffix('.')} ({', '.join(parameter.metavar.split('|'))})."
@@ -46,5 +48,5 @@ def _default(value: Any) -> str:
     """As one would type it; nothing where an option is off or must be given."""
     if isinstance(value, list):
         return f"`{' '.join(map(str, value))}`" if value else ""
-    typed = isinstance(value, str | int | float) and value is not False and value != ""
+    typed = isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
     return f"`{value}`" if typed else ""

@@ -1,11 +1,11 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
-Derived are docs/algorithms.md (from the registries), docs/performance.md, tables of docs/audit.md and docs/drafters.md
-and the speeds in the README (from the rows of the benchmarks), the options in docs/command-line.md (from the command
-line), the table of docs/metrics.md (from the metrics), docs/files.md and the folders in the README (from the modules'
-docstrings), the list of pages in docs/index.md (from their first lines), and the figures. `--capture` runs the README's
-command again and records what it printed; no check does that, because it needs the model and its timings are never the
-same twice.
+Derived are docs/algorithms.md (from the registries), docs/performance.md, docs/engines.html, tables in docs/audit.md,
+drafters.md, engines.md, exactness.md and gpu.md and the speeds in the README (from the rows of the benchmarks), the
+options in docs/command-line.md (from the command line), the table of docs/metrics.md (from the metrics), docs/files.md
+and the folders in the README (from the modules' docstrings), the list of pages in docs/index.md (from their first
+lines), and the figures. `--capture` runs the README's command again and records what it printed; no check does that,
+because it needs the model and its timings are never the same twice.
 """
 
 from __future__ import annotations
@@ -23,12 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import drafters
+from benchmarks.device import table as device_table
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
 from draftproof.server.metrics import Metrics
 from draftproof.verify import VERIFIERS
-from scripts import audit, command_line, figure, figure_limits, performance, picture_speed, picture_text
+from scripts import (
+    audit,
+    command_line,
+    engines,
+    figure,
+    figure_limits,
+    mutants,
+    performance,
+    picture_speed,
+    picture_text,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
@@ -37,8 +48,8 @@ FIGURES = (figure, figure_limits)  # of numbers that the library computes
 PICTURES = (picture_text, picture_speed)  # of recorded rows
 FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
 PAGES = (
-    "how-it-works python command-line chat server models troubleshooting sampling drafters algorithms metrics "
-    "exactness audit limits acceptance performance kernels architecture files"
+    "how-it-works python command-line chat server models gpu troubleshooting sampling drafters algorithms metrics "
+    "exactness audit engines limits acceptance performance kernels vllm architecture files"
 )
 READING_ORDER = tuple(f"{name}.md" for name in PAGES.split())  # as in mkdocs.yml
 SHAPES = {
@@ -106,7 +117,11 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     commands = {"commands": command_line.sections()}
     yield docs / "command-line.md", filled(docs / "command-line.md", commands)
     yield docs / "drafters.md", filled(docs / "drafters.md", {"measured": drafters.table(root)})
+    yield docs / "gpu.md", filled(docs / "gpu.md", {"device": device_table.page_table(root)})
     yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
+    yield docs / "exactness.md", filled(docs / "exactness.md", {"mutants": mutants.score(root)})
+    yield docs / "engines.md", filled(docs / "engines.md", {"engines": engines.table(root)})
+    yield docs / engines.PAGE, engines.page(root)
     yield docs / "metrics.md", filled(docs / "metrics.md", {"metrics": metrics()})
     yield docs / "files.md", FILES + tree(root)
     yield (

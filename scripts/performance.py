@@ -77,7 +77,9 @@ def _section(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     first = rows[0]
     machine = first["machine"]
     place = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
-    yield f"## {TITLES[first['bench']]}: {first['target']}, {first['dtype']}, {place}\n"
+    drafts = "plain" if first["draft"] == "none" else f"draft {first['draft']} {first['tree'] or ''}".rstrip()
+    setting = f"{first['target'].removesuffix(' (int8)')} in {first['dtype']}, {drafts}, batch {first['batch']}"
+    yield f"## {TITLES[first['bench']]}: {setting}, {place}\n"
     yield f"```sh\n{first['command']}\n```\n"
     versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
     yield f"Commit {first['commit']}, {first['date']}; {versions}.\n"

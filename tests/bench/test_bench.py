@@ -219,6 +219,6 @@ def test_the_page_is_what_the_rows_say(tmp_path):
     folder.mkdir(parents=True)
     (folder / "engine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*made, {"bench": "kernels"}]))
     text = performance.page(tmp_path)
-    assert "## Sampling: small, int8, Chip, 2 threads" in text
+    assert "## Sampling: small in int8, plain, batch 2, Chip, 2 threads" in text
     assert "**small, draft none, cpu int8, batch 2, temperature 0.8, 10 tokens, coding**" in text
     assert "| draftproof plain | 9.0 | 9.0 to 9.0 | 1.00 |  | 4.00 |  | 0 MB |" in text

@@ -138,7 +138,7 @@ def test_command(run: Path, lines: Path, tmp_path: Path) -> None:
     words = ["distill", "--target", folder, "--data", str(lines), "--out", str(tmp_path / "out"), *settings.split()]
     first = CliRunner().invoke(app, [*words, "--from", str(run)])
     assert first.exit_code == 0, first.output
-    assert "overlap by guess" in first.output
+    assert "overlap by position" in first.output
     made = files(tmp_path / "out")
     assert {"config.json", "model.safetensors", "evaluation.json", "evaluation.svg"} <= set(made)
     again = CliRunner().invoke(app, [*words, "--from", str(run), "--json"])

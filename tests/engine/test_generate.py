@@ -89,27 +89,13 @@ def test_expected_acceptance_is_the_mean_of_the_accepted():
     assert all(0 <= s.expected <= 2 and len(s.reached) == s.depth == 2 for s in first)
 
 
-def test_no_uniform_is_used_twice(monkeypatch):
-    seen: Counter[tuple[int, ...]] = Counter()
-    draw, draw_one = naming.uniforms, naming.uniform
-
-    def record(seed, request, step, lane, count):
-        for name in zip(seed.tolist(), request.tolist(), step.tolist(), strict=True):
-            seen.update((*name, int(lane), index) for index in range(count))
-        return draw(seed, request, step, lane, count)
-
-    def record_one(*name):
-        seen.update([name])
-        return draw_one(*name)
-
-    monkeypatch.setattr(naming, "uniforms", record)
-    monkeypatch.setattr(naming, "uniform", record_one)
+def test_no_uniform_is_used_twice(names, monkeypatch):
     for few in (0, 8, 1000):
-        seen.clear()
+        names.clear()
         monkeypatch.setattr(naming, "FEW", few)
         dp.generate(table(1), [0], n=3, draft=table(2), tree=dp.Tree.chain(3), max_new_tokens=20, seed=1)
-        assert len(seen) > 100
-        assert set(seen.values()) == {1}
+        assert len(names) > 100
+        assert set(names.values()) == {1}
 
 
 def test_same_seed_same_text_and_other_seed_other_text():
@@ -398,6 +384,19 @@ def test_the_law_survives_a_drafter_that_fails_depending_on_what_it_drew():
         out = dp.generate(target, PROMPT, draft=draft, max_new_tokens=2, seed=seed, verify="token")
         counts[tuple(out.tokens)] += 1
     gof.check(counts, target_law(target.rows, 2, PROMPT))
+
+
+def test_what_was_drawn_before_a_failure_is_verified():
+    rule, seen = verify.get("token"), []
+    spy = rule._replace(stop=lambda draft: (seen.append(draft.tokens[0, 1:].tolist()), rule.stop(draft))[1])
+    target, sampling = table(1), dp.Sampling()
+    for seed in range(20):
+        batch = eager(target, [Broken(table(2).rows, "raise", after=3)], spy, dp.Tree.chain(3), 1, 0)
+        batch.add([ask(target, PROMPT, sampling, sampling, 3, (seed, 0))])
+        batch.step()
+    assert len(seen) == 20
+    assert {len(drawn) for drawn in seen} == {1, 2, 3}
+    assert all(drawn[-1] == 3 for drawn in seen if len(drawn) < 3)  # after which the drafter fails
 
 
 # Bad input
