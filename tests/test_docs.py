@@ -142,7 +142,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_reached_from_the_index() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    assert all(f"]({page.name})" in index for page in PAGES if page.parent.name == "docs" and page.name != "index.md")
+    assert all(f"]({page.name})" in index for page in PAGES if page.parent == ROOT / "docs" and page.name != "index.md")
 
 
 def test_sampling_page_has_every_control_with_its_default() -> None:

@@ -97,7 +97,9 @@ class Tree(NamedTuple):
         if kind in makers and len(numbers) == len(sizes.split("x")):
             make, count = makers[kind]
             if (numbers[0] if kind == "best" else math.prod(numbers)) > LARGEST:
-                raise DraftproofError(f"a tree has at most {LARGEST} guesses, {text!r} would have more: give fewer")
+                raise DraftproofError(
+                    f"a tree has at most {LARGEST} draft tokens, {text!r} would have more: give fewer"
+                )
             if count in (None, len(numbers)):
                 return make(*numbers)
         raise DraftproofError(f"unknown tree {text!r}: use chain:5, star:4, paths:4x5, of:3x2x1 or best:20x5")

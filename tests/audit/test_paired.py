@@ -122,13 +122,13 @@ FAULTS = {
         6_000,
         lambda here, seed: chain(here, 100, seed, Rule(replace=lambda p, q: p)),
         lambda here, seed: plain(here, 100, seed),
-        "guesses",
+        "draft tokens",
     ),
     "accepted half as often again": (
         10_000,
         lambda here, seed: chain(here, 100, seed, Rule(accept=lambda p, q: 1.5 * p / q)),
         lambda here, seed: plain(here, 100, seed),
-        "guesses",
+        "draft tokens",
     ),
     "temperature 10% too high": (
         10_000,
@@ -152,7 +152,7 @@ FAULTS = {
         3_000,
         lambda here, seed: chain(here, 50, seed, Rule(guess=lambda q, u: int(q.argmax()))),
         lambda here, seed: plain(here, 50, seed),
-        "best guess were verified as a draw from q",
+        "top token were verified as a draw from q",
     ),
 }
 

@@ -77,7 +77,7 @@ FAULTS = {
         30,
         5_000,
         lambda here, seed: chain(here, 50, seed, Rule(guess=lambda q, u: int(q.argmax()))),
-        "best guess were verified as a draw from q",
+        "top token were verified as a draw from q",
     ),
 }
 DRAFT = {60: 0.5, 30: 0.7}  # how far the draft's scores are from the target's
@@ -113,7 +113,7 @@ def test_noise_that_is_used_again_is_found_in_a_large_vocabulary():
     assert found.evidence.evidence > ALARM
     wealth = found.won
     by_step_before = "how often the draft's favourites come depends on the step before"
-    again = "where a position is drafted again, guesses were accepted too rarely"
+    again = "where a position is drafted again, draft tokens were accepted too rarely"
     others = max(log for says, log in wealth.items() if says not in (by_step_before, again))
     assert min(wealth[by_step_before], wealth[again]) > others + 3
     fresh = reused_noise.step_bets(laws, reused_noise.written(laws, 200, 100, 2, seed=1, again=False))

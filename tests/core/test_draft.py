@@ -85,7 +85,7 @@ def test_best_guesses_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["chain:4097", "star:100000000", "paths:65x64", "of:99x99x99x99", "best:5000x3"])
 def test_a_tree_that_no_model_reads_is_not_made(name: str) -> None:
-    with pytest.raises(DraftproofError, match=f"at most 4096 guesses, '{name}' would have more"):
+    with pytest.raises(DraftproofError, match=f"at most 4096 draft tokens, '{name}' would have more"):
         Tree.parse(name)
 
 

@@ -266,18 +266,18 @@ def alternatives(draft: bool, steps: bool = False) -> tuple[Alternative, ...]:
         listed.append(Alternative("repetition", words, repeated(pressure)))
     if draft:
         listed += [
-            Alternative("draft leaks", "guesses of the draft went unchecked", leaked, rarely),
-            Alternative("best guess leaks", "the draft's best guess went unchecked", guessed, rarely),
+            Alternative("draft leaks", "draft tokens went unchecked", leaked, rarely),
+            Alternative("best guess leaks", "the draft's most probable token went unchecked", guessed, rarely),
             Alternative("rejection", "p instead of (p - q)+ were drawn after a rejection", careless, often),
-            Alternative("wrong q", "the draft's best guess were verified as a draw from q", best_as_drawn, often),
-            Alternative("wrong q", "guesses were verified with a q that is too hot", mistaken(1.4), often),
-            Alternative("wrong q", "guesses were verified with a q that is too cold", mistaken(0.7), often),
+            Alternative("wrong q", "the draft's top token were verified as a draw from q", best_as_drawn, often),
+            Alternative("wrong q", "draft tokens were verified with a q that is too hot", mistaken(1.4), often),
+            Alternative("wrong q", "draft tokens were verified with a q that is too cold", mistaken(0.7), often),
         ]
         for factor, stake in ((0.9, 1.0), (1.02, 6.0), (1.1, 1.0), (1.5, 1.0)):  # a small bias takes longest to detect
-            words = f"guesses were accepted {factor} times as often as they should"
+            words = f"draft tokens were accepted {factor} times as often as they should"
             listed.append(Alternative("acceptance", words, eager(factor), stake=stake))
     if draft and steps:
-        again, shares = "where a position is drafted again, guesses were accepted too", (0.01, 0.03, 0.1, 0.3)
+        again, shares = "where a position is drafted again, draft tokens were accepted too", (0.01, 0.03, 0.1, 0.3)
         listed.append(Alternative("noise used again", f"{again} rarely", refused, shares, stake=2.0))
         listed.append(Alternative("noise used again", f"{again} often", preferred, shares))
     forbidden = Alternative(

@@ -35,7 +35,7 @@ def check_draft(draft: Model | None, target: Model) -> None:
         check_vocabularies(target, draft)
         parts = draft.parts if isinstance(draft, Fallback) else [draft]
         if any(isinstance(part, Recall) for part in parts):
-            raise DraftproofError("the guesses of a cache depend on all text it had seen: audit without a draft")
+            raise DraftproofError("the draft tokens of a cache depend on all text it had seen: audit without a draft")
 
 
 def audit(

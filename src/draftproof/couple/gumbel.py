@@ -1,4 +1,4 @@
-"""Gumbel coupling (Daliri et al., arXiv 2408.07978): guess and token win the same exponential race at two speeds.
+"""Gumbel coupling (Daliri et al., arXiv 2408.07978): draft and target run the same exponential race at two speeds.
 
 With standard exponentials E the token argmin E_i / p_i follows p. The drafter runs the same E at its own speeds q, so
 where q is close to p the winner is mostly the same.
@@ -59,7 +59,7 @@ def match_probability(p: Array, q: Array, streams: int = 1) -> Array:
 register(
     Coupling(
         "gumbel",
-        summary="one race for guess and token: same seed, same text, with or without speculation",
+        summary="one race for draft and target: same seed, same text, with or without speculation",
         paper="2408.07978",
         streams=1,
         draft=draft,

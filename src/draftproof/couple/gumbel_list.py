@@ -1,4 +1,4 @@
-"""Gumbel list coupling (Rowan et al., arXiv 2506.05632): K races, a guess from each, the token from the best of all.
+"""Gumbel list coupling (Rowan et al., arXiv 2506.05632): K races, a candidate from each, the token from the best.
 
 Guess k is the winner of race k at speeds q. The emitted token takes each E_i as the least of its K exponentials, which
 is an exponential again, so it follows p. All K races count even where fewer guesses are drafted: the text must not
@@ -31,7 +31,7 @@ def of(streams: int) -> Coupling:
     """The list coupling with K races at each position. A different K gives a different text."""
     return Coupling(
         "gumbel_list",
-        summary=f"{streams} races, a guess from each: same seed, same text, several guesses a position",
+        summary=f"{streams} races, a candidate from each: same seed, same text, several candidates a position",
         paper="2506.05632",
         streams=streams,
         draft=draft,

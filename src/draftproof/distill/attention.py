@@ -1,4 +1,4 @@
-"""Attention for training a head on its own guesses: causal over the target's entries, then over one entry per step.
+"""Attention for training a head on its own draft tokens: causal over the target's entries, then one entry per step.
 
 Entries of the target are many and form a causal triangle, which flash attention does; own entries are few, and each
 score is one dot product. The two parts are merged by their normalisers, as in ring attention (Liu et al. 2310.01889).

@@ -1,4 +1,4 @@
-"""Evaluate a drafter on held-out text: overlap by guess and temperature, and tokens per target call.
+"""Evaluate a drafter on held-out text: overlap by draft token and temperature, and tokens per target call.
 
 The text is the target's own, so the accepted length of a chain needs no drafting: a path x from p serves as well as
 one from q, because sum prod min(p, q) is the mean of prod min(1, q / p) over p. So there is no noise of acceptance.
@@ -159,7 +159,7 @@ def plot(qualities: Sequence[Quality], path: Path) -> None:
             right.plot(at, quality.tokens, **style)
             right.plot(at, quality.limit, color=f"C{n}", ls="--", lw=1)
             right.axhline(quality.tree_of_20, color=f"C{n}", ls=":", lw=1)
-        left.set(xlabel="guess", ylabel="overlap with the target", ylim=(0, 1))
+        left.set(xlabel="draft token", ylabel="overlap with the target", ylim=(0, 1))
         right.set(xlabel="length of the chain", ylabel="tokens per target call", ylim=(1, None))
         right.plot([], [], color="grey", ls="--", lw=1, label="limit")
         right.plot([], [], color="grey", ls=":", lw=1, label=f"tree of {NODES}")

@@ -1,4 +1,4 @@
-"""The training loss: the overlap sum min(p, q), which is the acceptance of one guess (DistillSpec, 2310.08461).
+"""The training loss: the overlap sum min(p, q), which is the acceptance of one draft token (DistillSpec, 2310.08461).
 
 The overlap is one minus the total variation, which has no gradient where q is far below p, so training begins with the
 Kullback-Leibler divergence and turns to total variation gradually. Tokens outside the draft vocabulary cannot be

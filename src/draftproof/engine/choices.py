@@ -110,7 +110,7 @@ def choose_draw(rule: Rule, tree: Tree, name: str | None) -> Draw:
     tree.check()
     if rule.name in couple.COUPLINGS:
         if name is not None:
-            raise DraftproofError(f"{rule.name!r} draws its guesses from shared noise: leave `draw` out")
+            raise DraftproofError(f"{rule.name!r} draws its draft tokens from shared noise: leave `draw` out")
         return DRAWS["iid"]  # not used: the coupling draws
     if not rule.accepts(tree):
         others = ", ".join([other.name for other in _taking(PREFERRED, tree, name)][:3])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Piece(NamedTuple):
-    """Some text and its origin: "accepted" guess, "corrected" after a refusal, or "plain"."""
+    """Some text and its origin: an "accepted" draft token, "corrected" after a rejection, or "plain"."""
 
     text: str
     kind: str

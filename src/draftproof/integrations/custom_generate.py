@@ -61,7 +61,7 @@ REMEDIES = {
     "prompt_lookup_num_tokens": "use custom_generate(draft='ngram')",
     "num_assistant_tokens": "use custom_generate(tree=Tree.chain(...))",
     "use_cache": "leave it out: the text is the same, and a cache is always used",
-    "guidance_scale": "leave it out: its processor keeps a state between tokens and cannot be applied to guesses",
+    "guidance_scale": "leave it out: its processor keeps a state between tokens and cannot be applied to draft tokens",
 }
 MODEL_INPUTS = ("attention_mask", "logits_to_keep", "use_cache")  # model inputs that are used or change nothing
 CREATED = (
@@ -191,12 +191,12 @@ def _refuse(config: Any, processors: Any, rest: dict[str, Any], call: Mapping[st
     for processor in processors:
         if type(processor).__name__ in STATEFUL:
             raise DraftproofError(
-                f"{type(processor).__name__} keeps a state between tokens and cannot judge guesses: leave it out"
+                f"{type(processor).__name__} keeps a state between tokens and cannot judge draft tokens: leave it out"
             )
         package = type(processor).__module__.partition(".")[0]
         if package in STRUCTURED:
             raise DraftproofError(
-                f"the processor of {package} keeps a state between tokens and cannot judge guesses: "
+                f"the processor of {package} keeps a state between tokens and cannot judge draft tokens: "
                 "use custom_generate(grammar=..., tokenizer=...)"
             )
     passed = call.get("kwargs", {})

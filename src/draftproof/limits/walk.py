@@ -1,4 +1,4 @@
-"""Walk along a text that the target writes, with the drafter's guesses and both models' laws at every position."""
+"""Walk along a text that the target writes, with the drafter's tokens and both models' laws at every position."""
 
 from __future__ import annotations
 

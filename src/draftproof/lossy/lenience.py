@@ -1,4 +1,4 @@
-"""Lenience (Leviathan et al., arXiv 2211.17192, appendix A.5): keep a guess as if the draft had proposed it less often.
+"""Lenience (Leviathan et al., arXiv 2211.17192, A.5): accept as if the draft had proposed the token less often.
 
 With a factor l in (0, 1] a guess is kept with min(1, p / (l q)). No token becomes more than 1 / l times as likely as it
 should be, and the output is never further from p than q is.
@@ -25,7 +25,7 @@ def lenience(factor: float) -> Lossy:
 
 register(
     "lenience",
-    summary="keeps a guess with min(1, p / (factor q))",
+    summary="accepts a draft token with min(1, p / (factor q))",
     paper="2211.17192",
     settings={"factor": 0.8},
     make=lenience,

@@ -1,4 +1,4 @@
-"""Skip verification where the drafter is sure of itself (early-exit heuristics): keep every guess of a low-entropy row.
+"""Skip verification where the drafter is sure of itself (early-exit heuristics): accept all from a low-entropy row.
 
 A drafter can be sure and wrong: its entropy bounds nothing, and each token that was skipped costs TV(p, q).
 """
@@ -27,7 +27,7 @@ def skip(nats: float) -> Lossy:
 
 register(
     "skip",
-    summary="keeps every guess drawn from a row of entropy below `nats`, verifies the others",
+    summary="accepts every draft token from a row of entropy below `nats`, verifies the others",
     paper="no bound known",
     settings={"nats": 0.3},
     make=skip,

@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa, Cai et al., arXiv 2401.10774): keep every guess the target finds plausible enough.
+"""Typical acceptance (Medusa, Cai et al., arXiv 2401.10774): accept whatever the target finds plausible enough.
 
 A guess is kept if p(x) > min(epsilon, delta exp(-H(p))), whatever q says, so no bound holds but the account.
 """
@@ -29,7 +29,7 @@ def typical(epsilon: float, delta: float) -> Lossy:
 
 register(
     "typical",
-    summary="keeps a guess if p(x) > min(epsilon, delta exp(-H(p)))",
+    summary="accepts a draft token if p(x) > min(epsilon, delta exp(-H(p)))",
     paper="2401.10774",
     settings={"epsilon": 0.09, "delta": 0.3},
     make=typical,

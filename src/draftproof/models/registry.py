@@ -24,7 +24,7 @@ DRAFTERS = {
     "head": "a small network trained for the target, which reads the target's hidden states",
     "ngram": "prompt lookup: what followed the same words earlier in the text",
     "cache": "what the target predicted earlier after the same tokens",
-    "ngram|MODEL": "the first drafter that has a guess; any drafters can be combined this way",
+    "ngram|MODEL": "the first drafter that has a draft token; any drafters can be combined this way",
     "text:MODEL": "a model with any tokenizer: its text is tokenised again for the target",
     "none": "no draft: plain sampling",
 }

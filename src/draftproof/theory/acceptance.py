@@ -1,4 +1,4 @@
-"""How often each rule accepts one of K guesses, in closed form where there is one, as a benchmark without noise.
+"""How often each rule accepts one of K candidates, in closed form where there is one, as a benchmark without noise.
 
 Rows are [V] NumPy, of floats or Fractions. Guesses hit by luck count, as in the verifiers.
 """

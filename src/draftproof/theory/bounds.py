@@ -1,4 +1,4 @@
-"""Limits in closed form: how often any exact rule can accept a guess, given only the laws (Hu et al. 2502.18779).
+"""Limits in closed form: how often any exact rule can accept a candidate, given the laws (Hu et al. 2502.18779).
 
 With D the set of guesses, no rule accepts more than min over sets S of p(S) + P(D not inside S), and some rule reaches
 it (a minimal cut of the transport from guesses to tokens). P(D not inside S) depends on how guesses are drawn, so every

@@ -1,4 +1,4 @@
-"""Limits by linear programming, for small cases and any way of drawing: guesses to tokens, and whole trees to stops.
+"""Limits by linear programming, for small cases and any way of drawing: candidates to tokens, whole trees to stops.
 
 The first program is the optimal transport of SpecTr (Sun et al., arXiv 2310.15141); Khisti et al. (2410.18234) show
 that picking one guess and then the token rule loses nothing against it. The second bounds every rule on a tree.

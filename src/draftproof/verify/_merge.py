@@ -1,4 +1,4 @@
-"""Merge equal paths of a draft into one context: a guess after one of them is a guess after all of them."""
+"""Merge equal paths of a draft into one context: a candidate after one of them is one after all of them."""
 
 from __future__ import annotations
 

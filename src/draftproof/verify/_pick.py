@@ -1,4 +1,4 @@
-"""Hull and peel for one context of a draft: which of its guesses to go on with, and the law of that pick."""
+"""Hull and peel for one context of a draft: which candidate to go on with, and the law of that pick."""
 
 from __future__ import annotations
 

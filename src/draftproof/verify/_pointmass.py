@@ -1,4 +1,4 @@
-"""The one-hot rule on a chain of deterministic guesses, such as a repeated phrase, without writing out q.
+"""The one-hot rule on a chain of deterministic draft tokens, such as a repeated phrase, without writing out q.
 
 All of q lies on the guess, so every exact rule comes to the same: keep it with probability p, else take it out of p.
 Plain sampling is the chain of no guesses. Samples that share such guesses stay independent: they contain no noise.
@@ -46,7 +46,7 @@ def next(draft: Draft, node: Array) -> Array:
 
 POINT_MASS = Verifier(
     name="certain",
-    summary="guesses that are not drawn",
+    summary="draft tokens that are not drawn",
     paper="2211.17192",
     draws=frozenset({"fixed"}),
     trees="chain",

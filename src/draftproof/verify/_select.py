@@ -1,4 +1,4 @@
-"""From one context's pick to any tree: pick a guess at every context, then block-verify the picked path (2403.10444).
+"""From one context's pick to any tree: pick a candidate at every context, then block-verify the path (2403.10444).
 
 A pick's law `a` is known, so block verification of the path is exact with a in place of q. The picks' uniforms are
 summed in closed form: a node is passed with the product of the shares on its way, and what happens below it is a mean

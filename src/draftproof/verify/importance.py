@@ -1,4 +1,4 @@
-"""Importance-weighted pick (Khisti et al., arXiv 2410.18234): weigh two guesses, keep one, then the token rule.
+"""Importance-weighted pick (Khisti et al., arXiv 2410.18234): weigh two candidates, pick one, then the token rule.
 
 P(keep the first | x1, x2) is a weight for each pair of tokens; a linear program sets the weights so that the law `a`
 of the kept token overlaps most with p. Solved for all pairs it reaches the limit for two guesses. Here it is solved for
@@ -136,7 +136,7 @@ stop, next = top_down(rule, several_laws=True)
 
 register(
     "importance",
-    summary="duels between guesses, weighed by a small linear program, then the token rule; allows several drafters",
+    summary="duels between candidates, weighed by a small linear program, then the token rule; allows several drafters",
     paper="2410.18234",
     draws={"iid"},
     trees="any",

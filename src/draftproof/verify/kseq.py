@@ -1,4 +1,4 @@
-"""k-SEQ (SpecTr, Sun et al., arXiv 2310.15141): every guess by one test, strict enough for K of them together.
+"""k-SEQ (SpecTr, Sun et al., arXiv 2310.15141): each candidate by one test, strict enough for K of them together.
 
 A guess is kept with min(1, p / (rho q)). With beta = sum min(p / rho, q) that accepts 1 - (1 - beta)^K in all, which
 must not be more than rho beta, or some token is emitted too often. Every rho from the smallest such one up is exact, so
@@ -59,7 +59,7 @@ stop, next = top_down(rule)
 
 register(
     "kseq",
-    summary="every guess by one test that is strict enough for all of them together",
+    summary="every candidate by one test that is strict enough for all of them together",
     paper="2310.15141",
     draws={"iid"},
     trees="any",

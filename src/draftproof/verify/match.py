@@ -1,4 +1,4 @@
-"""Match rule (SpecInfer's naive sampling, arXiv 2305.09781): draw from the target, go on where a guess agrees.
+"""Match rule (SpecInfer's naive sampling, arXiv 2305.09781): draw from the target, go on where a candidate agrees.
 
 Exact for guesses made in any way at all, on any tree, because the emitted token is a draw from p whatever was guessed;
 optimal for guesses that are not random.
@@ -22,7 +22,7 @@ stop, next = top_down(rule, several_laws=True)
 
 register(
     "match",
-    summary="draw from the target, continue where a guess agrees; needs no draft law, optimal for fixed guesses",
+    summary="draw from the target, continue where a candidate agrees; needs no draft law, optimal for fixed draws",
     paper="2305.09781",
     draws={"iid", "distinct", "fixed", "top", "plan"},
     trees="any",

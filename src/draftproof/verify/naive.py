@@ -1,4 +1,4 @@
-"""First draft only (the baseline of SpecInfer, arXiv 2305.09781): the token rule on one guess; others count by luck.
+"""First draft only (the baseline of SpecInfer, arXiv 2305.09781): the token rule on one; others count by luck.
 
 The corrected token may happen to be another guess; then that one is accepted after all.
 """
@@ -24,7 +24,7 @@ stop, next = top_down(rule)
 
 register(
     "naive",
-    summary="the token rule on the first guess; the others count only where the corrected token hits one",
+    summary="the token rule on the first candidate; the others count only where the corrected token hits one",
     paper="2305.09781",
     draws={"iid", "distinct"},
     trees="any",

@@ -1,4 +1,4 @@
-"""Node plan: some top guesses without a test, the others i.i.d. from the rest and picked optimally (bound: 2502.18779).
+"""Node plan: some top tokens without a test, the others i.i.d. from the rest and picked optimally (bound: 2502.18779).
 
 It joins top_plus_one and optimal: the rule of draftproof.draws says from q alone how many guesses are fixed, hull and
 peel picks among the others, and a corrected token among the fixed ones is accepted there. No rule accepts more under
@@ -35,7 +35,7 @@ stop, next = top_down(rule, merge=apart)
 
 register(
     "nodeplan",
-    summary="as many top tokens as the draft's law suggests without a test, the other guesses picked optimally",
+    summary="as many top tokens as the draft's law suggests without a test, the other candidates picked optimally",
     paper="2502.18779",
     draws={"plan"},
     trees="any",

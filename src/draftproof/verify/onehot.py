@@ -1,4 +1,4 @@
-"""One-hot rule (Leviathan et al. 2211.17192 with a point-mass draft): for tokens guessed in any way.
+"""One-hot rule (Leviathan et al. 2211.17192 with a point-mass draft): for tokens drafted in any way.
 
 A guess x is kept with probability p(x), else p loses x and the next sibling is tried against what is left. It is the
 token rule with all of q on the guess, so it holds for n-grams, argmax drafts and guesses of unknown law.
@@ -30,7 +30,7 @@ stop, next = top_down(rule, several_laws=True)
 
 register(
     "onehot",
-    summary="keep a guess with probability p; for guesses without a law, such as n-grams",
+    summary="accept a draft token with probability p; for drafts without a law, such as n-grams",
     paper="2211.17192",
     draws={"iid", "distinct", "fixed", "top", "plan"},
     trees="any",

@@ -1,4 +1,4 @@
-"""Optimal pick of K i.i.d. guesses (reaches the limit of Hu et al., arXiv 2502.18779, without a linear program).
+"""Optimal pick of K i.i.d. candidates (reaches the limit of Hu et al., arXiv 2502.18779, without linear programs).
 
 Hull and peel (draftproof.hull) picks one guess such that the law `a` of the pick is as close to p as it can be; the
 token rule with `a` in place of q does the rest. The number of siblings has to be fixed before any is drawn.
@@ -43,7 +43,7 @@ stop, next = top_down(rule)
 
 register(
     "optimal",
-    summary="picks one guess by hull and peel, then the token rule; no rule accepts more of K i.i.d. guesses",
+    summary="picks a candidate by hull and peel, then the token rule; no rule accepts more of K i.i.d. ones",
     paper="2502.18779",
     draws={"iid"},
     trees="any",

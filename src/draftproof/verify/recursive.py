@@ -1,4 +1,4 @@
-"""Recursive rejection with replacement (SpecInfer, arXiv 2305.09781): one guess after another, each by the token rule.
+"""Recursive rejection with replacement (SpecInfer, arXiv 2305.09781): the token rule, one by one.
 
 A refused guess leaves (p - q)+ as the target of the next. A repeated guess is refused for sure and still changes the
 target; skipping it would be wrong. Guesses may come from different laws.
@@ -31,7 +31,7 @@ stop, next = top_down(rule, several_laws=True)
 
 register(
     "recursive",
-    summary="guesses one after another by the token rule, each against what the last one left; allows several drafters",
+    summary="candidates one by one by the token rule, each against what the last one left; allows several drafters",
     paper="2305.09781",
     draws={"iid"},
     trees="any",

@@ -24,7 +24,7 @@ stop, next = top_down(rule)
 
 register(
     "recursive_distinct",
-    summary="guesses one after another by the token rule, each taken out of the draft's law before the next",
+    summary="candidates one after another by the token rule, each taken out of the draft's law before the next",
     paper="2402.14160",
     draws={"distinct"},
     trees="any",

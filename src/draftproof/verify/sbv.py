@@ -1,4 +1,4 @@
-"""Selected block verification: at every context the best pick of its guesses, then block verification of that path.
+"""Selected block verification: at every context the best of its candidates, then block verification of that path.
 
 Hull and peel (the coupling that meets the bound of Hu et al., arXiv 2502.18779) picks one of a context's guesses, and
 block verification (2403.10444) follows with the pick's law in place of q. Accepts at least as much as the same picks
@@ -25,7 +25,7 @@ stop, next = selected(choose)
 
 register(
     "sbv",
-    summary="the best pick of the guesses at every context, then block verification of the picked path",
+    summary="the best pick of the candidates at every context, then block verification of the picked path",
     paper="2403.10444, 2502.18779",
     draws={"iid"},
     trees="any",

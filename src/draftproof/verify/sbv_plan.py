@@ -1,4 +1,4 @@
-"""Selected block verification of planned guesses: some tokens fixed, the others drawn, one picked, its path verified.
+"""Selected block verification of planned candidates: some fixed, the others drawn, one picked, its path verified.
 
 The draw fixes as many top tokens of q as q suggests and draws the others from the rest. Hull and peel (bound: Hu et
 al., arXiv 2502.18779) picks one of those drawn; where it was drawn too often for p, a fixed token takes its place. Then
@@ -38,7 +38,7 @@ stop, next = selected(choose, merge=apart)
 
 register(
     "sbv_plan",
-    summary="top tokens and drawn guesses, the best pick of them at every node, then block verification of that path",
+    summary="top tokens and drawn ones, the best pick of them at every node, then block verification of that path",
     paper="2403.10444, 2502.18779",
     draws={"plan"},
     trees="any",

@@ -1,4 +1,4 @@
-"""Top guesses plus one draw (Hu et al., arXiv 2502.18779; SpecHub, 2411.05289, for two): the best for its draft law.
+"""Top tokens plus one draw (Hu et al., arXiv 2502.18779; SpecHub, 2411.05289, for two): the best for its draft law.
 
 All guesses but the last are the draft's most probable tokens and need no test. The last is drawn from the rest of q and
 judged by the token rule against that rest; a corrected token among the top ones is accepted there.

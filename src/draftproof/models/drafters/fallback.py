@@ -1,4 +1,4 @@
-"""Several drafters in order of preference: a row uses the first one that has a guess, such as "ngram|smollm2".
+"""Several drafters in order of preference: each row uses the first that has a token, such as "ngram|smollm2".
 
 Which drafter serves a row is decided at the start of a step, from what follows the committed text, so it depends on
 nothing that is drawn. A drafter that no row needs is not called; its session reads what it missed at its next call.

@@ -1,4 +1,4 @@
-"""Prompt lookup (Saxena 2023): guess that what followed the last tokens before follows them again.
+"""Prompt lookup (Saxena 2023): draft what followed the last few tokens earlier in the text.
 
 The drafter is the text itself: the longest recent n-gram that occurred earlier gives the next token. Its law is a point
 mass, so every verifier is exact for it, and where nothing matches there is no guess.

@@ -1,4 +1,4 @@
-"""Draft from the target's earlier logits: what it predicted after these tokens before is a good guess now.
+"""Draft from the target's earlier logits: what it predicted after these tokens before is a good draft now.
 
 The largest entries of the target's logits are stored under the few tokens before them. When the same tokens occur
 again, in another request or at another temperature, the draft is drawn from those logits. The law drawn from is the

@@ -1,4 +1,4 @@
-"""Draft models with another tokenizer (Timor et al., arXiv 2502.05202): guess only tokens that both models share.
+"""Draft models with another tokenizer (Timor et al., arXiv 2502.05202): draft only tokens that both models have.
 
 The drafter's scores are restricted to the shared tokens before anything is drawn, so the law drawn from is the law
 verified and every rule stays exact. (Drawing first and dropping what the target lacks would not be.) The drafter reads
