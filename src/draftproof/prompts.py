@@ -82,7 +82,7 @@ def _object(line: str, place: str) -> Any:
 
 def _entry(entry: Any, place: str) -> PromptEntry:
     messages = entry.get("messages") if isinstance(entry, Mapping) else None
-    prompt = messages if isinstance(messages, list) and messages else _text(entry, place)
+    prompt = messages if isinstance(messages, list) and messages else _text(entry, place, "messages")
     settings = {name: entry[name] for name in OWN if entry.get(name) is not None}
     try:
         controls = dict(settings)
@@ -94,10 +94,11 @@ def _entry(entry: Any, place: str) -> PromptEntry:
     return PromptEntry(prompt, place, entry.get("id"), settings)
 
 
-def _text(entry: Any, place: str) -> str:
+def _text(entry: Any, place: str, *others: str) -> str:
+    """The prompt in the first of FIELDS that has one; `others` are fields that might have had it."""
     for name in FIELDS if isinstance(entry, Mapping) else ():
         value = entry.get(name)
         value = value[0] if isinstance(value, list) and value else value
         if isinstance(value, str) and value.strip():
             return value
-    raise DraftproofError(f"{place} has no prompt: put it into one of the fields {', '.join(FIELDS)}")
+    raise DraftproofError(f"{place} has no prompt: put it into one of the fields {', '.join((*FIELDS, *others))}")

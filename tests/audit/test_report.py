@@ -44,6 +44,7 @@ def test_a_wrong_engine_in_one_sentence():
     assert re.match(
         r"not exact: the outputs look as if the temperature were 0\.6\d? instead of 1, evidence 10\^", found.verdict
     )
+    assert "\nstrongest alternative: as if the temperature were 0.6" in found.text()
     assert found.interval[0] > 0
     assert math.exp(found.interval[0]) > 1
     gains = [spot.gain for spot in found.worst]

@@ -171,12 +171,18 @@ def test_messages_and_the_system_message(batch, folder):
         (["x", "--out", "o.jsonl"], "--prompts FILE and --out FILE.jsonl belong together"),
         ([], "there is no prompt"),
         (["x", "--overwrite"], "--overwrite does not go with one prompt"),
+        (["x", "--rows", "3"], "--rows does not go with one prompt"),
         (["--prompts", "p.txt", "--out", "o.jsonl", "--json"], "--json does not go with --prompts"),
         (["--prompts", "p.txt", "--out", "o.jsonl", "--rows", "0"], "--rows must be a whole number of at least 1"),
         (["--prompts", "p.txt", "--out", "o.txt"], "--out must be a .jsonl file, not 'o.txt'"),
         (["--prompts", "none.txt", "--out", "o.jsonl"], "prompts cannot be read from none.txt"),
         (["--prompts", "p.jsonl", "--out", "p.jsonl"], "p.jsonl contains the prompts: choose another file"),
         (["--prompts", "bad.jsonl", "--out", "o.jsonl"], "line 1 of bad.jsonl: temperature must be"),
+        (
+            ["--prompts", "empty.jsonl", "--out", "o.jsonl"],
+            "line 1 of empty.jsonl has no prompt: put it into one of the fields prompt, question, instruction, turns, "
+            "messages",
+        ),
         (["--prompts", "p.txt", "--out", "other.jsonl"], "line 1 of other.jsonl is no text of this batch"),
     ],
 )
@@ -185,6 +191,7 @@ def test_mistakes_fail_before_a_model_is_loaded(draftproof, tmp_path, monkeypatc
     (tmp_path / "p.txt").write_text("hello\n")
     (tmp_path / "p.jsonl").write_text('{"prompt": "hello"}\n')
     (tmp_path / "bad.jsonl").write_text('{"prompt": "hello", "temperature": -1}\n')
+    (tmp_path / "empty.jsonl").write_text('{"messages": []}\n')
     (tmp_path / "other.jsonl").write_text("notes\n")
     code, out, err = draftproof("generate", *words, "--target", "no-such-model")
     assert (code, out) == (2, "")

@@ -256,11 +256,11 @@ def alternatives(draft: bool, steps: bool = False) -> tuple[Alternative, ...]:
             words = f"the temperature were {factor:.2f} times the stated one"
             listed.append(Alternative("temperature", words, heated(factor), factor=factor))
     for k in (10, 40, 100):
-        listed.append(Alternative("truncation added", f"top-k {k} on top of the settings", top_k(k), often))
+        listed.append(Alternative("truncation added", f"top-k {k} were added to the settings", top_k(k), often))
     for mass in (0.8, 0.9, 0.95, 0.99):
-        listed.append(Alternative("truncation added", f"top-p {mass} on top of the settings", top_p(mass), often))
+        listed.append(Alternative("truncation added", f"top-p {mass} were added to the settings", top_p(mass), often))
     for share in (0.02, 0.1):
-        listed.append(Alternative("truncation added", f"min-p {share} on top of the settings", min_p(share), often))
+        listed.append(Alternative("truncation added", f"min-p {share} were added to the settings", min_p(share), often))
     for pressure in (-0.4, -0.1, 0.1, 0.4):
         words = f"tokens of the text so far were {math.exp(pressure):.2f} times as likely"
         listed.append(Alternative("repetition", words, repeated(pressure)))

@@ -97,7 +97,7 @@ def _facts(report: Report) -> str:
         "perplexity": f"{report.perplexity:.3g}",
         "level alpha": f"{report.alpha:g}",
         **compared,
-        "strongest alternative": report.lead,
+        "strongest alternative": f"as if {report.lead}",
         "nats per token": f"{report.rate:+.2e} (95% interval {low:+.2e} to {high:+.2e})".replace("inf", "∞"),
         "impossible tokens": f"{report.impossible:,}",
         "tokens at a truncation's edge": f"{report.void:,}",

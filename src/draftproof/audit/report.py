@@ -100,7 +100,7 @@ class Report(NamedTuple):
         lines = [
             self.verdict,
             f"target {self.target}, {self.transcripts} transcripts, perplexity {self.perplexity:.3g}",
-            f"strongest alternative: {self.lead}",
+            f"strongest alternative: as if {self.lead}",
             f"  {self.rate:+.2e} nats per token (95% interval {low:+.2e} to {high:+.2e})",
             self.measure,
         ]
@@ -118,7 +118,7 @@ class Report(NamedTuple):
                 "ones count as evidence, so an alarm may come from the tokenizer"
             )
         faults = [f"  {share:9.2%} {distance:9.4f}  {words}" for share, distance, words in self.detectable]
-        words = "smallest faults that are detected nine times out of ten (share of tokens; total variation):"
+        words = "smallest faults detected nine times out of ten (share of tokens; total variation), as if ..."
         lines += [words, *faults] if faults else [TOO_FEW]
         if (
             not self.exact and self.worst

@@ -125,7 +125,8 @@ def generate(
     ).check()
     whole("--n", samples)
     whole("--rows", rows)
-    _check_kind(prompt, prompts, out, {"--overwrite": overwrite}, {"--compare": compare, "--json": as_json})
+    of_batch = {"--overwrite": overwrite, "--rows": rows != batch.ROWS}
+    _check_kind(prompt, prompts, out, of_batch, {"--compare": compare, "--json": as_json})
     if logprobs is not None and not as_json and prompts is None:
         raise DraftproofError("--logprobs are for programs: add --json, or --prompts with --out")
     use_threads(threads)
