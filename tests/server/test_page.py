@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.serving import tiny
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LOOPS = "Why is the sky blue?"  # at temperature 0 the small model repeats itself, for as long as it may
 MIXED = "Count to one hundred."  # with this seed its text has tokens of every kind
@@ -190,7 +192,7 @@ def test_by_keyboard_alone(page):
 
 def test_a_conversation_goes_on(page):
     bodies = posted(page)
-    ask(page, MIXED, system="Be brief.", max_tokens="8")
+    ask(page, MIXED, system="Be brief.", max_tokens="8", seed=SEED)
     first = answered(page).locator(".tokens").text_content()
     ask(page, "And now?")
     answered(page, 2)
@@ -223,7 +225,7 @@ def test_the_key_stays_in_the_tab(page):
     page.on(
         "request", lambda asked: headers.append(asked.headers.get("authorization")) if asked.method == "POST" else None
     )
-    ask(page, MIXED, key="secret", max_tokens="3")
+    ask(page, MIXED, key="secret", max_tokens="3", seed=SEED)
     answered(page)
     assert headers == ["Bearer secret"]
     assert "secret" in page.evaluate("JSON.stringify(sessionStorage)")
@@ -278,7 +280,7 @@ def test_an_error_is_one_line_and_the_question_comes_back(page, setting):
     assert "\n" not in told
     assert page.input_value("#prompt") == MIXED
     assert page.locator(".turn").count() == 0
-    ask(page, MIXED, **dict.fromkeys(setting, ""), max_tokens="3")
+    ask(page, MIXED, **dict.fromkeys(setting, ""), max_tokens="3", seed=SEED)
     answered(page)
     assert page.locator("#error").is_hidden()
 
@@ -347,9 +349,28 @@ def test_rows_are_shown(page):
     answered(page)
 
 
+def test_an_answer_may_be_empty(page):
+    """A model may end its text at once; the conversation then goes on after an empty answer."""
+    end = tiny().end_tokens[0]
+
+    def ended(route):
+        body = {**route.request.post_data_json, "logit_bias": {end: 100}}
+        route.continue_(post_data=json.dumps(body))
+
+    page.route("**/v1/chat/completions", ended)
+    ask(page, MIXED, seed=SEED)
+    assert answered(page).locator(".tokens").text_content() == "an empty answer"
+    assert "finished" in page.locator(".clock").text_content()
+    page.unroute("**/v1/chat/completions")
+    bodies = posted(page)
+    ask(page, "And now?", max_tokens="8")
+    answered(page, 2)
+    assert [message["content"] for message in bodies[0]["messages"]] == [MIXED, "", "And now?"]
+
+
 def test_what_people_and_models_write_is_never_html(page):
     code = "<img src=/stats onerror=alert(1)><b>bold</b>"
-    ask(page, code, max_tokens="3")
+    ask(page, code, max_tokens="3", seed=SEED)
     assert page.locator(".said").text_content() == code
     answered(page)
     script = """async (text) => {

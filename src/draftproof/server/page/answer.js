@@ -6,6 +6,8 @@ import { TokenText } from "./tokens.js";
 
 const FINISHES = { stop: "finished", length: "stopped at the limit", abort: "ended by the server", error: "failed" };
 
+const counted = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;
+
 export class Answer {
   constructor(label, speculates) {
     this.speculates = speculates;
@@ -36,12 +38,13 @@ export class Answer {
     this.run.end();
     this.element.classList.remove("writing");
     this.element.setAttribute("aria-busy", "false");
+    if (this.run.finish && !this.tokens.text) this.tokens.element.append(element("i", {}, "an empty answer"));
     this.tell(this.run.now, this.summary(reason || (FINISHES[this.run.finish] ?? this.run.finish)));
   }
 
   tick() {
     if (!this.run || this.run.ended) return;
-    this.tell(this.run.now, [`${this.run.tokens} tokens`]);
+    this.tell(this.run.now, [counted(this.run.tokens, "token")]);
   }
 
   /** Set the clock, and what stands beside it. */
@@ -53,9 +56,9 @@ export class Answer {
   summary(reason) {
     const { run } = this;
     const calls = run.totals?.target_calls ?? run.steps.length;
-    const facts = [`${run.tokens} tokens`];
+    const facts = [counted(run.tokens, "token")];
     if (run.speed) facts.push(`${run.speed.toFixed(0)} tokens/s`);
-    if (calls) facts.push(`${calls} calls`);
+    if (calls) facts.push(counted(calls, "call"));
     if (run.perCall && run.expectedPerCall) {
       facts.push(`${run.perCall.toFixed(2)} tokens a call (expected ${run.expectedPerCall.toFixed(2)})`);
     }

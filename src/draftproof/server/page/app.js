@@ -90,8 +90,8 @@ function ask(made, work) {
   $("turns").append(turn);
   follow(true);
   return busy(made, work).then(() => {
-    const written = (made.answer ?? made).tokens.text;
-    if (written) return talk.push({ role: "assistant", content: written });
+    const { tokens, run } = made.answer ?? made;
+    if (tokens.text || run?.finish) return talk.push({ role: "assistant", content: tokens.text }); // it may be empty
     talk.pop(); // a question without an answer goes back into the box
     turn.remove();
     $("prompt").value ||= text;
