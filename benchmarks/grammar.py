@@ -3,7 +3,9 @@
 `python -m benchmarks.grammar` writes benchmarks/results/grammar.json, a row for each part:
 
     valid   every finished text of SmolLM2 in int8 with its head, checked by the jsonschema package
-    speed   with the head beside our own plain sampling and transformers with xgrammar, in int8 and in float32
+    speed   with the head beside our own plain sampling and transformers with xgrammar, in int8 and in float32, and at
+            lower temperatures
+    masks   the share of the time that the grammar takes
     batch   texts without a grammar beside one that has one, and beside one that has none
     audit   texts of a small random model under a schema, with several rules and drafters, audited
 
@@ -20,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -33,13 +35,15 @@ from benchmarks.schemas import Case, corpus
 from draftproof import Engine, Grammar, Sampling, generate, load
 from draftproof.audit import audit, collect
 from draftproof.bench.rows import facts
+from draftproof.models.grammars import TextState
 from draftproof.models.hf import HFModel
 from draftproof.models.registry import read
 
 RESULTS = Path(__file__).parent / "results" / "grammar.json"
 LENGTH = 160  # of a text, at most
-PARTS = ["valid", "speed", "batch", "audit"]
+PARTS = ["valid", "speed", "masks", "batch", "audit"]
 ROWS = 4  # texts at once, where many are written
+COOLER = (0.7, 0.0)  # temperatures, beside 1
 
 
 class Written(NamedTuple):
@@ -49,8 +53,8 @@ class Written(NamedTuple):
     seconds: float
 
 
-def sampling_of(case: Case) -> Sampling:
-    return Sampling(grammar=Grammar.json_schema(case.schema))
+def sampling_of(case: Case, temperature: float = 1.0) -> Sampling:
+    return Sampling(temperature=temperature, grammar=Grammar.json_schema(case.schema))
 
 
 # Valid
@@ -92,17 +96,18 @@ def valid(cases: Sequence[Case], samples: int, seed: int) -> dict[str, Any]:
 # Speed
 
 
-def speed(dtype: str, cases: Sequence[Case], rounds: int, seed: int, every: int) -> dict[str, Any]:
+def speed(
+    dtype: str, cases: Sequence[Case], rounds: int, seed: int, every: int, temperature: float = 1.0
+) -> dict[str, Any]:
     """Tokens a second over all schemas; transformers writes the texts of each `every`-th one."""
     ours, (network, _) = load("smollm2", dtype=dtype), read("smollm2", torch.float32)
-    theirs = XGrammar(ours, network, cases)
+    theirs = XGrammar(ours, network, cases, temperature)
 
     def draftproof(draft: str) -> Callable[[Case, int], Written]:
         def write(case: Case, number: int) -> Written:
             start = time.perf_counter()
-            made = generate(
-                ours, case.question, draft=draft, sampling=sampling_of(case), max_new_tokens=LENGTH, seed=number
-            )
+            how: dict[str, Any] = {"sampling": sampling_of(case, temperature), "max_new_tokens": LENGTH, "seed": number}
+            made = generate(ours, case.question, draft=draft, **how)
             return Written(len(made.tokens), time.perf_counter() - start)
 
         return write
@@ -124,6 +129,7 @@ def speed(dtype: str, cases: Sequence[Case], rounds: int, seed: int, every: int)
             print(dtype, name, f"{rate(texts):.1f} tokens/s", flush=True)
     return {
         "dtype": dtype,
+        "temperature": temperature,
         "schemas": len(cases),
         "rounds": rounds,
         "tokens_per_s": {name: round(median(map(rate, texts)), 1) for name, texts in spent.items()},
@@ -153,10 +159,11 @@ def beside(ours: Sequence[Written | None], theirs: Sequence[Written | None]) -> 
 class XGrammar:
     """transformers' generate in float32, plain, with xgrammar's logits processor."""
 
-    def __init__(self, ours: HFModel, network: Any, cases: Sequence[Case]) -> None:
+    def __init__(self, ours: HFModel, network: Any, cases: Sequence[Case], temperature: float) -> None:
         import xgrammar
 
         self.network, self.ours = network, ours
+        self.how = {"do_sample": True, "top_k": 0, "temperature": temperature} if temperature else {"do_sample": False}
         whole = ours.tokenizer._complete  # transformers' own tokenizer of the same files
         about = xgrammar.TokenizerInfo.from_huggingface(
             whole, vocab_size=ours.vocabulary, stop_token_ids=list(ours.end_tokens)
@@ -179,8 +186,7 @@ class XGrammar:
             ids,
             attention_mask=torch.ones_like(ids),
             logits_processor=[LogitsProcessor(self.compiled[case.name])],
-            do_sample=True,
-            top_k=0,
+            **self.how,
             max_new_tokens=LENGTH,
             eos_token_id=list(self.ours.end_tokens),
             pad_token_id=self.ours.end_tokens[0],
@@ -188,32 +194,73 @@ class XGrammar:
         return Written(made.shape[1] - ids.shape[1], time.perf_counter() - start)
 
 
+# Masks
+
+
+def masks(cases: Sequence[Case], seed: int) -> dict[str, Any]:
+    """The share of the time of all texts that is spent in following their grammar: states, masks, what is sure."""
+    model, spent, inside = load("smollm2", dtype="int8"), 0.0, 0
+
+    def timed(work: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> Any:
+            nonlocal spent, inside
+            start, inside = time.perf_counter(), inside + 1
+            try:
+                return work(*arguments)
+            finally:
+                inside -= 1
+                spent += 0 if inside else time.perf_counter() - start
+
+        return measured
+
+    def write() -> float:
+        start = time.perf_counter()
+        for case in cases:
+            generate(model, case.question, draft="head", sampling=sampling_of(case), max_new_tokens=LENGTH, seed=seed)
+        return time.perf_counter() - start
+
+    write()  # compiles the grammars
+    kept = {name: vars(TextState)[name] for name in ("allowed", "expected", "after")}
+    try:
+        for name, work in kept.items():
+            is_method = not isinstance(work, cached_property)
+            made: Any = timed(work) if is_method else cached_property(timed(work.func))
+            setattr(TextState, name, made)
+            if not is_method:
+                made.__set_name__(TextState, name)
+        seconds = write()
+    finally:
+        for name, work in kept.items():
+            setattr(TextState, name, work)
+    return {"schemas": len(cases), "seconds": round(seconds, 2), "share": round(spent / seconds, 4)}
+
+
 # Batch
 
 
-def batch(cases: Sequence[Case], rounds: int, seed: int) -> dict[str, Any]:
-    """Seconds of a step of three texts without a grammar, with a fourth that has one or has none."""
+def batch(tree: str | None, cases: Sequence[Case], rounds: int, seed: int) -> dict[str, Any]:
+    """CPU seconds of a step of three texts without a grammar, with a fourth that has one or has none."""
     model = load("smollm2", dtype="int8")
     spent: dict[str, list[float]] = {"with a grammar": [], "without": []}
     schema = next(case for case in cases if case.name == "many keys")
     for number in range(rounds + 1):
         for name in spent:
-            engine = Engine(model, draft="head", tree="chain:4", rows=ROWS, length=1024)
+            engine = Engine(model, draft="head", tree=tree, rows=ROWS, length=1024)
             fourth = sampling_of(schema) if name == "with a grammar" else Sampling()
             for i, sampling in enumerate([Sampling(end_tokens=())] * (ROWS - 1) + [fourth]):
                 engine.add_request("Tell me a story.", sampling=sampling, max_new_tokens=400, seed=seed + number + i)
             engine.step()  # reads the prompts
-            steps = []
-            while len(engine.scheduler._running) == ROWS and len(steps) < 60:
-                start = time.perf_counter()
+            start, steps = time.process_time(), 0  # CPU time, which other load on the machine hardly changes
+            while len(engine.scheduler._running) == ROWS and steps < 60:
                 engine.step()
-                steps.append(time.perf_counter() - start)
-            spent[name].append(median(steps))
+                steps += 1
+            spent[name].append((time.process_time() - start) / steps)
     kept = {name: times[1:] for name, times in spent.items()}  # the first round warms up
     slower = median(a / b for a, b in zip(kept["with a grammar"], kept["without"], strict=True)) - 1
     return {
+        "tree": tree or "chosen",
         "rounds": rounds,
-        "ms_a_step": {n: round(1e3 * median(t), 3) for n, t in kept.items()},
+        "cpu_ms_a_step": {n: round(1e3 * median(t), 3) for n, t in kept.items()},
         "slower": round(slower, 4),
     }
 
@@ -284,11 +331,16 @@ def main() -> None:
         "valid": lambda: valid(cases, options.samples, seed),
         "speed int8": lambda: speed("int8", cases[:: options.stride], options.rounds, seed, options.every),
         "speed float32": lambda: speed("float32", cases[:: options.stride], options.rounds, seed, options.every),
-        "batch": lambda: batch(cases, 5 * options.rounds, seed),
+        "masks": lambda: masks(cases[:: options.stride], seed),
+        "batch": lambda: batch("chain:4", cases, 5 * options.rounds, seed),
+        "batch, chosen lengths": lambda: batch(None, cases, 5 * options.rounds, seed),
     }
+    for temperature in COOLER:
+        arguments = (cases[:: options.stride], options.rounds, seed, options.every, temperature)
+        parts[f"speed int8, temperature {temperature}"] = partial(speed, "int8", *arguments)
     parts |= {f"audit {name}": partial(audited, name, options.tokens, seed) for name in ENGINES}
     for name, measure in parts.items():
-        if name.split()[0] in options.only:
+        if name.split()[0].strip(",") in options.only:
             origin = about()  # before it is measured: the checkout may change
             row = {**measure(), "seed": seed}
             print(name, row, flush=True)

@@ -120,9 +120,9 @@ class Sampling:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether no token is ever truncated, so that the law is a plain softmax."""
+        """Whether no token is ever truncated: the law is a plain softmax, or the best token at temperature 0."""
         cuts = any(getattr(self, name) != off for name, (_, off) in _TRUNCATIONS.items())
-        return not (cuts or callable(self.temperature) or self.temperature == 0)
+        return not (cuts or callable(self.temperature))
 
     @property
     def ends(self) -> Sequence[int]:
@@ -212,7 +212,7 @@ def law(
     if edited is not scores:
         scores = edited
         best = _check(scores, "bias, masks and processors left", "check `logit_bias`, the penalties and the processors")
-    if sampling.is_whole:
+    if sampling.is_whole and sampling.temperature:
         return controls.softmax(scores, sampling.temperature, best)  # type: ignore[arg-type]
     scores = controls.temperature(scores, _value("temperature", sampling, scores, contexts))
     for name, (truncate, off) in _TRUNCATIONS.items():

@@ -485,3 +485,24 @@ def test_a_law_under_a_grammar_needs_masks():
     law = dp.sampling.law(logits, sampling, masks=np.array([[True, False, True, False]]))
     assert law.tolist() == [[0.5, 0.0, 0.5, 0.0]]
     assert math.isclose(law.sum(), 1)
+
+
+def test_a_tree_that_is_given_is_kept_where_the_grammar_makes_sure_of_more():
+    """Other texts of the batch would wait for a longer draft; where the length is chosen, it may be longer."""
+    target = table(13)
+    grammar = dp.Grammar.tokens([{n % 4: n + 1} for n in range(20)] + [{}], accepting=[20])
+    how = {"sampling": dp.Sampling(grammar=grammar, end_tokens=[END]), "max_new_tokens": 40, "seed": 1}
+    given = dp.generate(target, [0], draft=target, tree="chain:3", **how)
+    assert [step.drafted for step in given.trace.steps] == [3] * 5 + [1]  # the last one is the end token
+    assert given.tokens == dp.generate(target, [0], draft=target, **how).tokens
+    assert len(dp.generate(target, [0], draft=target, **how).trace.steps) == 1
+
+
+def test_a_guess_comes_no_deeper_than_without_a_grammar():
+    """What is sure counts, too: after two sure tokens, a draft of three has room for one guess."""
+    target = table(14)
+    grammar = dp.Grammar.tokens([{0: 1}, {1: 2}, {2: 3, 3: 3}, {0: 4, 1: 4}, {0: 4, 1: 4}], accepting=[4])
+    how = {"sampling": dp.Sampling(grammar=grammar, end_tokens=[END]), "max_new_tokens": 20, "seed": 1}
+    made = dp.generate(target, [0], draft=target, tree="chain:3", **how)
+    assert made.trace.steps[0].drafted == 3
+    assert made.tokens[:2] == [0, 1]

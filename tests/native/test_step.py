@@ -171,3 +171,41 @@ def test_other_rules_and_other_numbers_are_left_to_the_core():
     u = (0.5, 0.5)
     assert native.verify("traversal", p, p, np.arange(4), np.array([0, 1]), u) is None
     assert native.verify("block", p.astype(np.float64), p, np.arange(4), np.array([0, 1]), u) is None
+
+
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+def test_laws_of_what_a_mask_allows(temperature):
+    if build.compiled() is None:
+        return
+    chance = np.random.default_rng(3)
+    scores = (4 * chance.standard_normal((5, 1000))).astype(np.float32)
+    masks = [chance.random(1000) < 0.3, None, np.arange(1000) == 999, chance.random(1000) < 0.01, np.arange(1000) < 17]
+    scores[0, ~masks[0]] = np.nan  # nobody looks there
+    made = native.whole_laws(scores, temperature, masks)
+    for row, mask, own in zip(scores, masks, made, strict=True):
+        some = np.where(np.ones(1000, dtype=bool) if mask is None else mask, row, -np.inf).astype(np.float64)
+        truth = softmax(some[None], temperature)[0] if temperature else np.eye(1000)[some.argmax()]
+        assert np.abs(own - truth).sum() < 1e-6
+        assert np.all(own[some == -np.inf] == 0)
+
+
+def test_at_temperature_zero_the_first_of_equals_is_taken():
+    if build.compiled() is None:
+        return
+    scores = np.full((1, 300), -1.0, dtype=np.float32)
+    scores[0, [70, 71, 299]] = 2
+    assert native.whole_laws(scores, 0.0)[0].tolist() == np.eye(300)[70].tolist()
+    assert native.whole_laws(scores, 0.0, [np.arange(300) > 70])[0].tolist() == np.eye(300)[71].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_mask_that_leaves_no_law(temperature, odd):
+    if build.compiled() is None:
+        return
+    scores = np.zeros((1, 300), dtype=np.float32)
+    assert native.whole_laws(scores, temperature, [np.zeros(300, dtype=bool)]) is None
+    scores[0, 200] = odd
+    assert native.whole_laws(scores, temperature) is None
+    assert native.whole_laws(scores, temperature, [np.arange(300) < 201]) is None
+    assert native.whole_laws(scores, temperature, [np.arange(300) < 200]) is not None

@@ -197,7 +197,7 @@ class HFSession:
         device = network.device
         if int(slots.max()) > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
-        placement = placed(slots, device)
+        placement = placed(slots, device, padded=True)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = True
@@ -247,7 +247,7 @@ class HFSession:
             ids[b, lead:] = np.where(drawn, tokens[b, nodes.start : nodes.stop], 0)
             positions[b, lead:] = base[b] + np.where(drawn, depth[nodes.start : nodes.stop], 0)
             slots[b, start:] += 1  # slot 0 is for padding
-            slots[b, lead:] = base[b] + 1 + np.arange(nodes.start, nodes.stop)
+            slots[b, lead:] = np.where(drawn | (rows == 1), base[b] + 1 + np.arange(nodes.start, nodes.stop), 0)
         return ids, positions, slots
 
     def _masks(self, tree: Tree, nodes: range, positions: np.ndarray, slots: np.ndarray) -> dict[str, Mask]:
@@ -264,9 +264,10 @@ class HFSession:
         base = self.length[:rows] + [0 if nodes.start else len(late) for late in self.pending[:rows]]
         for b in range(rows):
             first = base[b] + 1
-            visible[b, lead:, first : first + nodes.stop] = above
-            visible[b, :, first + nodes.stop :] = False
-            place[b, first : first + nodes.stop] = base[b] + depth[: nodes.stop]
+            end = min(first + nodes.stop, slots.max() + 1)  # the last nodes may be drawn in no row
+            visible[b, lead:, first:end] = above[:, : end - first]
+            visible[b, :, end:] = False
+            place[b, first:end] = base[b] + depth[: end - first]
         masks: dict[str, Mask] = {}
         for kind, window in windows.items():
             near = in_reach(kind, window, positions[:, :, None], place[:, None])

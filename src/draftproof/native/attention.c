@@ -9,7 +9,14 @@ typedef struct {
     long room, start;                          /* slots of a row of the cache; the first one that is written */
     long begin, end;                           /* slots that are read */
     long mask_row, mask_token;                 /* strides */
+    long padded;                               /* whether tokens in slot 0 are padding, which is not computed */
 } Sizes;
+
+/* The tokens of a call that are computed, row by row: `at` [count] says where each stands in the call, and those of row b
+   are the ones from starts[b] to starts[b + 1]. */
+typedef struct {
+    long count, *at, *starts;
+} Live;
 
 /* What tokens see. With window >= 0 the slots up to their own, except slot 0, which only padding sees; the last `window`
    of them if that is not zero. Otherwise the slots whose `added` [batch, tokens, end - begin] is not hugely negative; it
@@ -29,6 +36,18 @@ static const float HIDDEN = -1e30f;
 static inline long slot_of(const Sizes *n, const long *slots, long at) {
     return slots ? slots[at] : n->start + at % n->tokens;
 }
+
+static Live live_tokens(const Sizes *n, const long *slots) {
+    Live live = {0, malloc(n->batch * n->tokens * sizeof(long)), malloc((n->batch + 1) * sizeof(long))};
+    for (long at = 0; at < n->batch * n->tokens; at++) {
+        if (at % n->tokens == 0) live.starts[at / n->tokens] = live.count;
+        if (!n->padded || slot_of(n, slots, at)) live.at[live.count++] = at;
+    }
+    live.starts[n->batch] = live.count;
+    return live;
+}
+
+static void release(Live live) { free(live.at), free(live.starts); }
 
 /* The row of a mask that belongs to a token, by slot; null where there is none. */
 static inline const float *row_of(const Sizes *n, const Mask *mask, long at) {
@@ -213,10 +232,10 @@ static inline long attention_scratch(const Sizes *n) {
     return together(n) * (n->heads / n->kv_heads) * (n->end + LANES + 1) + LANES * n->size + n->end;
 }
 
-/* Attention of every token: out [batch, tokens, heads, size]; scratch is the thread's own. Called by all threads
-   together. */
-static void attend_all(const Sizes *n, const float *qkv, const float *keys, const float *values, const Mask *mask,
-                       const Seen *seen, float *scratch, float *out) {
+/* Attention of every live token: qkv [live, heads + 2 * kv_heads, size], out [live, heads, size]; scratch is the thread's
+   own. Called by all threads together. */
+static void attend_all(const Sizes *n, Live live, const float *qkv, const float *keys, const float *values,
+                       const Mask *mask, const Seen *seen, float *scratch, float *out) {
     long all = n->heads + 2 * n->kv_heads, group = n->heads / n->kv_heads, step = together(n);
     long tiles = (n->tokens + step - 1) / step, whole = (n->end + LANES - 1) / LANES * LANES;
     int32_t *scattered = (int32_t *)scratch;
@@ -228,19 +247,20 @@ static void attend_all(const Sizes *n, const float *qkv, const float *keys, cons
                 long start = (b * n->kv_heads + h) * n->room * n->size;
                 Work work = {.group = group, .room = n->room, .scattered = scattered};
                 work.keys = keys + start, work.values = values + start;
-                for (long t = tile * step; t < n->tokens && t < (tile + 1) * step; t++) {
-                    long at = b * n->tokens + t, i = work.count++;
-                    const Seen *mine = seen + at, *next = mine + 1;
+                long first = live.starts[b] + tile * step, end = live.starts[b + 1];
+                end = end < first + step ? end : first + step;
+                for (long t = first; t < end; t++) {
+                    long i = work.count++;
+                    const Seen *mine = seen + t, *next = mine + 1;
                     int gap = mine->first + mine->run < mine->last;
-                    work.query[i] = qkv + (at * all + h * group) * n->size;
-                    work.out[i] = out + (at * n->heads + h * group) * n->size;
-                    work.added = row_of(n, mask, at);
+                    work.query[i] = qkv + (t * all + h * group) * n->size;
+                    work.out[i] = out + (t * n->heads + h * group) * n->size;
+                    work.added = row_of(n, mask, live.at[t]);
                     work.first = mine->first, work.visible[i] = mine->run;
                     work.run = i && work.run > mine->run ? work.run : mine->run;
                     for (long s = mine->first + mine->run; gap && s < mine->last; s++)
                         if (work.added[s] >= HIDDEN) scattered[work.visible[i]++ - mine->run] = s;
-                    int last = t + 1 == n->tokens || t + 1 == (tile + 1) * step;
-                    if (!last && !work.added && next->first == work.first) continue;
+                    if (t + 1 < end && !work.added && next->first == work.first) continue;
                     if (n->size == 64) /* usual sizes, as constants for the compiler */
                         attend_some(&work, 64, whole, rest);
                     else if (n->size == 32)
@@ -254,16 +274,16 @@ static void attend_all(const Sizes *n, const float *qkv, const float *keys, cons
             }
 }
 
-/* qkv [batch, tokens, heads + 2 * kv_heads, size] holds queries, keys and values. Rotates the queries and keys of one
-   token by cos and sin [batch, tokens, size] in place, and writes keys and values [rows, kv_heads, room, size] into its
-   slot of slots [batch, tokens], or from n->start on. */
+/* qkv [heads + 2 * kv_heads, size] are queries, keys and values of the token that stands at `at` in the call. Rotates
+   queries and keys by cos and sin [batch, tokens, size] in place, and writes keys and values [rows, kv_heads, room, size]
+   into its slot of slots [batch, tokens], or from n->start on. */
 static void rotate_and_store(const Sizes *n, long at, float *qkv, const float *cos, const float *sin,
                              const long *slots, float *keys, float *values) {
     long half = n->size / 2, all = n->heads + 2 * n->kv_heads;
     const float *c = cos + at * n->size, *s = sin + at * n->size;
     long slot = slot_of(n, slots, at), row = at / n->tokens;
     for (long h = 0; h < all; h++) {
-        float *x = qkv + (at * all + h) * n->size;
+        float *x = qkv + h * n->size;
         for (long i = 0; h < n->heads + n->kv_heads && i < half; i++) {
             float left = x[i], right = x[i + half];
             x[i] = left * c[i] + right * s[i];
@@ -277,21 +297,23 @@ static void rotate_and_store(const Sizes *n, long at, float *qkv, const float *c
     }
 }
 
-/* Rotation, then attention: out [batch, tokens, heads, size]. */
+/* Rotation, then attention, of calls without padding: out [batch, tokens, heads, size]. */
 void attend(Sizes n, float *qkv, const float *cos, const float *sin, const long *slots, float *keys, float *values,
             Mask mask, float *out) {
-    long rows = n.batch * n.tokens;
+    Live live = live_tokens(&n, slots);
+    long rows = live.count, width = (n.heads + 2 * n.kv_heads) * n.size;
     Seen *seen = malloc(rows * sizeof(Seen));
 #pragma omp parallel if (rows * n.heads * (n.end - n.begin) > 4096)
     {
         float *scratch = malloc(attention_scratch(&n) * sizeof(float));
 #pragma omp for schedule(static)
-        for (long at = 0; at < rows; at++) {
-            rotate_and_store(&n, at, qkv, cos, sin, slots, keys, values);
-            seen[at] = look(&n, &mask, slots, at);
+        for (long r = 0; r < rows; r++) {
+            rotate_and_store(&n, live.at[r], qkv + r * width, cos, sin, slots, keys, values);
+            seen[r] = look(&n, &mask, slots, live.at[r]);
         }
-        attend_all(&n, qkv, keys, values, &mask, seen, scratch, out);
+        attend_all(&n, live, qkv, keys, values, &mask, seen, scratch, out);
         free(scratch);
     }
     free(seen);
+    release(live);
 }

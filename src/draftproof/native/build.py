@@ -23,6 +23,7 @@ SIZES = (
     *("batch", "tokens", "heads", "kv_heads", "size", "room"),  # `room` slots of a row of the cache
     *("start", "begin", "end"),  # slots: the first that is written, and those that are read
     *("mask_row", "mask_token"),  # strides
+    "padded",  # whether tokens in slot 0 are padding, which is not computed
 )
 
 
@@ -64,7 +65,7 @@ def built(processor: str) -> Any:
     library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 6, MaskStruct, pointer]
-    library.laws.argtypes, library.laws.restype = [pointer, count, count, ctypes.c_float, pointer], count
+    library.laws.argtypes, library.laws.restype = [pointer, pointer, count, count, ctypes.c_float, pointer], count
     library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
     library.follow.argtypes = [pointer, Sizes, count, pointer, ctypes.c_float, *[pointer] * 8, count, pointer]
     library.guess.restype = library.follow.restype = count

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)

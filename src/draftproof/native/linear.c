@@ -230,3 +230,14 @@ void linear(const Linear *layer, const float *x, long rows, char *scratch, float
         multiply(layer, scratch, rows, out);
     }
 }
+
+/* The same for one row, where the mask [outputs] allows some of a group of outputs; the other groups are left alone. */
+static void linear_where(const Linear *layer, const float *x, const unsigned char *mask, char *scratch, float *out) {
+    prepare(layer, x, 0, 1, scratch);
+#pragma omp parallel for schedule(static) if (layer->width * layer->outputs > 65536)
+    for (long g = 0; g < (layer->outputs + GROUP - 1) / GROUP; g++) {
+        int some = 0;
+        for (long i = GROUP * g; i < GROUP * (g + 1) && i < layer->outputs; i++) some |= mask[i];
+        if (some) multiply_group(layer, scratch, 1, g, out);
+    }
+}

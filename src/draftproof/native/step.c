@@ -20,8 +20,24 @@ static inline double total_of(const Doubles *sums) {
     return total;
 }
 
-/* out [size] = softmax(scores / temperature). Returns whether the scores are finite enough for one. */
-static int law(const float *scores, long size, float temperature, float *out) {
+/* out [size] = 1 for the first of the best scores, and 0 for the others. Returns whether there is one. */
+static int greedy(const float *scores, long size, float *out) {
+    long best = 0, bad = 0;
+    for (long i = 0; i < size; i++) bad |= scores[i] != scores[i];
+    for (long i = 1; i < size; i++) best = scores[i] > scores[best] ? i : best;
+    bad |= scores[best] - scores[best] != 0; /* infinite */
+    for (long i = 0; i < size; i++) out[i] = i == best;
+    return !bad;
+}
+
+/* out [size] = softmax(scores / temperature), or the best token at temperature 0, of the tokens that the mask allows; no
+   mask allows all. Returns whether the scores are finite enough for a law. */
+static int law(const float *scores, const unsigned char *mask, long size, float temperature, float *out) {
+    if (mask) {
+        for (long i = 0; i < size; i++) out[i] = mask[i] ? scores[i] : -INFINITY;
+        scores = out;
+    }
+    if (temperature == 0) return greedy(scores, size, out);
     float unit = 1 / temperature;
     Lanes most = filled(-INFINITY);
     Doubles sums = {0};
@@ -42,11 +58,12 @@ static int law(const float *scores, long size, float temperature, float *out) {
     return best - best == 0 && total > 0; /* false where the best score is infinite or any score is NaN */
 }
 
-/* Laws [rows, size] of scores; returns how many rows have none. */
-long laws(const float *scores, long rows, long size, float temperature, float *out) {
+/* Laws [rows, size] of scores, with a mask or none for each row; returns how many rows have none. */
+long laws(const float *scores, const unsigned char *const *masks, long rows, long size, float temperature, float *out) {
     long bad = 0;
 #pragma omp parallel for schedule(static) reduction(+ : bad) if (rows > 1 && rows * size > 65536)
-    for (long r = 0; r < rows; r++) bad += !law(scores + r * size, size, temperature, out + r * size);
+    for (long r = 0; r < rows; r++)
+        bad += !law(scores + r * size, masks ? masks[r] : 0, size, temperature, out + r * size);
     return bad;
 }
 
@@ -111,9 +128,8 @@ long follow(const Head *head, Sizes n, long count, const long *tokens, float tem
     for (long i = 0; i < count; i++, n.start++, n.end++)
         read_token(head, n, tokens[i], states + i * width, cos + i * n.size, sin + i * n.size, caches,
                    states + (i + 1) * width, work, work_width, scratch);
-    linear(&head->output, states + count * width, 1, scratch, out);
-    for (long i = 0; i < drafted; i++) out[i] = mask[i] ? out[i] : -INFINITY;
-    return law(out, drafted, temperature, out);
+    linear_where(&head->output, states + count * width, mask, scratch, out);
+    return law(out, mask, drafted, temperature, out);
 }
 
 /* A chain of `count` draft tokens after one text: draws each with its u from the head's law, and reads it. states [count,
@@ -128,7 +144,7 @@ long guess(const Head *head, Sizes n, long count, float temperature, const doubl
     for (long i = 0; i < count; i++) {
         float *law_i = laws + i * drafted;
         linear(&head->output, states + i * width, 1, scratch, law_i);
-        if (!law(law_i, drafted, temperature, law_i)) return i;
+        if (!law(law_i, 0, drafted, temperature, law_i)) return i;
         guesses[i] = draw(law_i, drafted, u[i]);
         if (i + 1 == count) break;
         read_token(head, n, head->tokens[guesses[i]], states + i * width, cos + i * n.size, sin + i * n.size, caches,

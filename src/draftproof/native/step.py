@@ -24,12 +24,22 @@ def prepare() -> None:
     build.compiled()
 
 
-def whole_laws(scores: np.ndarray, temperature: float) -> np.ndarray | None:
-    """softmax(scores / temperature) [..., V]; None where a score is not finite enough, or without a compiler."""
+def whole_laws(
+    scores: np.ndarray, temperature: float, masks: Sequence[np.ndarray | None] | None = None
+) -> np.ndarray | None:
+    """softmax(scores / temperature) [..., V], or the best token at temperature 0.
+
+    masks     [V] which tokens may be drawn, of each of the rows one after another; None: all of them
+
+    None where a score is not finite enough, where a mask allows nothing, or without a compiler.
+    """
     if scores.dtype != np.float32 or not scores.flags.c_contiguous or build.compiled() is None:
         return None
     laws, size = np.empty_like(scores), scores.shape[-1]
-    bad = build.compiled().laws(scores.ctypes.data, scores.size // size, size, temperature, laws.ctypes.data)
+    rows, addresses = scores.size // size, None
+    if masks is not None:
+        addresses = (ctypes.c_void_p * rows)(*(None if mask is None else mask.ctypes.data for mask in masks))
+    bad = build.compiled().laws(scores.ctypes.data, addresses, rows, size, temperature, laws.ctypes.data)
     return None if bad else laws
 
 

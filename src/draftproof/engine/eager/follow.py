@@ -51,7 +51,7 @@ class Followed:
 
 
 def follow(row: Row, drafter: PathDrafter, longest: int, room: int) -> Followed | None:
-    """Draft the tokens that are sure and then up to `longest` more, at most `room` in all; None where it cannot.
+    """Draft up to `longest` tokens, or up to `room` as long as all are sure; None where it cannot.
 
     What was drawn before a failure stays: see `propose`.
     """
@@ -61,11 +61,11 @@ def follow(row: Row, drafter: PathDrafter, longest: int, room: int) -> Followed 
     guessed = False
     while len(made.tokens) < room and is_open(here := made.states[-1]) and here is not None:
         guessed = guessed or here.expected < 0
-        if guessed and not left:
+        if guessed and left <= 0:
             break
         if here.expected >= 0:
             made.add(here.expected, here.expected)
-            left -= guessed
+            left -= 1
             continue
         try:
             law = next_law(made.tokens, here)

@@ -19,9 +19,10 @@ def roomy(rows: Sequence[Row], tree: Tree) -> Tree:
 
 
 class Goals:
-    """How far each row is drafted. In a chain, tokens that a grammar makes sure of do not count before the first guess.
+    """How far each row is drafted. In a chain, tokens that a grammar makes sure of may go further than guesses.
 
-    After a guess they count, because they are of no use where it is rejected, and the target's call takes longer.
+    They do so before the first guess alone: after one they are of no use where it is rejected. A guess stands no deeper
+    than without a grammar, so that a drafter is called as often, also for the other rows.
     """
 
     def __init__(self, rows: Sequence[Row], tree: Tree) -> None:
@@ -36,5 +37,5 @@ class Goals:
             return possible & (depth < self._left)
         self._guessed = self._guessed | ~sure
         wanted = possible & (depth < self._room) & ((self._left > 0) | ~self._guessed)
-        self._left = self._left - (wanted & self._guessed)
+        self._left = self._left - wanted
         return np.asarray(wanted)

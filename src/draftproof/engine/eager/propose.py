@@ -14,7 +14,18 @@ from draftproof.engine.eager import follow
 from draftproof.engine.eager.columns import Columns
 from draftproof.engine.eager.constraints import Constraints
 from draftproof.engine.eager.goals import Goals, roomy
-from draftproof.engine.eager.rows import Masks, Row, as_numpy, beside, dense, laws, noise, numbers, unless_silent
+from draftproof.engine.eager.rows import (
+    Masks,
+    Row,
+    as_numpy,
+    beside,
+    dense,
+    is_plain,
+    laws,
+    noise,
+    numbers,
+    unless_silent,
+)
 from draftproof.errors import DraftproofError, first_line
 from draftproof.law import Array, normalise
 from draftproof.models.base import OpenSession, PointDrafter, ReducedVocabulary
@@ -269,11 +280,11 @@ def _draft_laws(
 def _masked_softmax(scores: Array, samplings: Sequence[Sampling], masks: Masks) -> np.ndarray | None:
     """The laws of a drafter's scores in C, where they are a plain softmax of what is allowed, and something is."""
     first = samplings[0]
-    plain = first.is_whole and not first.names_tokens and all(other == first for other in samplings[1:])
-    if not plain or not isinstance(scores, np.ndarray) or len(masks) < len(samplings):
+    plain = is_plain(first) and all(is_plain(other) and other.temperature == first.temperature for other in samplings)
+    if not plain or not isinstance(scores, np.ndarray):
         return None
-    some = np.where(dense(masks, scores.shape), scores, -scores.dtype.type(np.inf))
-    return native.whole_laws(some, float(first.temperature))  # type: ignore[arg-type]
+    allowed = [mask for b in range(len(samplings)) for mask in masks.get(b, [None] * scores.shape[1])]
+    return native.whole_laws(scores, float(first.temperature), allowed)  # type: ignore[arg-type]
 
 
 def _only(wanted: np.ndarray, q: Array) -> Array:

@@ -65,9 +65,9 @@ def laws_in_place(
 ) -> Array:
     """The same as arrays of the kind that the logits are."""
     xp = array_namespace(logits)
-    alike: list[list[int]] = []  # rows with equal sampling share one call
+    alike: list[list[int]] = []  # rows whose laws are made in the same way share one call
     for b, sampling in enumerate(samplings):
-        group = next((group for group in alike if samplings[group[0]] == sampling), None)
+        group = next((group for group in alike if _alike(samplings[group[0]], sampling)), None)
         if group is None:
             alike.append([b])
         else:
@@ -78,8 +78,8 @@ def laws_in_place(
         contexts, allowed = None, None
         if sampling.reads_history:
             contexts = [_history(rows[b], tokens[b], tree.path(node)) for b in group for node in nodes]
-        if sampling.grammar is not None and masks is not None:
-            allowed = np.stack([_whole(mask, size) for b in group for mask in masks[b]])
+        if masks is not None and any(b in masks for b in group):
+            allowed = [mask for b in group for mask in masks.get(b, [None] * len(nodes))]
         scores = logits if len(alike) == 1 else logits[group]
         flat = xp.reshape(scores, (-1, size))
         parts.append(xp.reshape(_law(flat, sampling, contexts, allowed), scores.shape))
@@ -89,18 +89,29 @@ def laws_in_place(
     return xp.concat(parts, axis=0)[place.tolist()]
 
 
-def _whole(mask: np.ndarray | None, size: int) -> np.ndarray:
-    return np.ones(size, dtype=bool) if mask is None else mask
+def _alike(one: Sampling, other: Sampling) -> bool:
+    """Whether two rows may share a call; a grammar is known by its masks alone."""
+    if one == other:
+        return True
+    return is_plain(one) and is_plain(other) and one.temperature == other.temperature
 
 
-def _law(scores: Array, sampling: Sampling, contexts: list[Context] | None, masks: np.ndarray | None) -> Array:
-    """Compute the law, in C where it is a plain softmax."""
-    if isinstance(scores, np.ndarray) and sampling.is_whole and not sampling.names_tokens:
-        open_scores = scores if masks is None else np.where(masks, scores, -scores.dtype.type(np.inf))
-        laws = native.whole_laws(open_scores, float(sampling.temperature))  # type: ignore[arg-type]
+def is_plain(sampling: Sampling) -> bool:
+    """Whether a law follows from scores, temperature and the grammar's masks."""
+    return sampling.is_whole and not sampling.names_tokens
+
+
+def _law(
+    scores: Array, sampling: Sampling, contexts: list[Context] | None, masks: list[np.ndarray | None] | None
+) -> Array:
+    """Compute the laws, in C where they are plain."""
+    if isinstance(scores, np.ndarray) and is_plain(sampling):
+        laws = native.whole_laws(scores, float(sampling.temperature), masks)  # type: ignore[arg-type]
         if laws is not None:  # else the scores are invalid, and `law` raises the error
             return laws
-    return law(scores, sampling, contexts, masks)
+    everything = np.ones(scores.shape[-1], dtype=bool)
+    stacked = None if masks is None else np.stack([everything if mask is None else mask for mask in masks])
+    return law(scores, sampling, contexts, stacked)
 
 
 def unless_silent(scores: Array, law: Callable[..., Array], masks: Masks | None = None) -> Array:

@@ -293,18 +293,20 @@ class EagerStepper:
         return {"slots": slots, **self._largest, "drafters": drafters}
 
     def _row(self, requests: list[Request]) -> Row:
-        first = requests[0]
+        first, tuner = requests[0], requests[0].tuner or self.tuner
+        reach = max(request.reach for request in requests)
+        longest = max(request.depth for request in requests) if tuner.tunes else min(reach, tuner.tree.depth[-1])
         return Row(
             prompt=first.prompt,
             output=tuple(first.tokens),
             sampling=first.sampling,
-            draft_sampling=first.tempered((first.tuner or self.tuner).factor),
+            draft_sampling=first.tempered(tuner.factor),
             members=tuple(request.key for request in requests),
             step=len(first.trace.steps),
-            depth=max(request.reach for request in requests),
+            depth=reach,
             top_logprobs=max((r.top_logprobs for r in requests if r.top_logprobs is not None), default=None),
             state=first.state,
-            room=max(request.depth for request in requests),
+            room=longest,
         )
 
     def _retire(self, row: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -11,7 +11,10 @@ from torch import nn
 from draftproof.models.llama.block import Block, Blocks
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Mask
+from draftproof.models.llama.placement import Slots
 from draftproof.models.llama.rotary import Rotary
+
+MOSTLY = 0.8  # a larger share of tokens that are no padding is not worth copying their logits
 
 
 class CausalOutput(NamedTuple):
@@ -68,8 +71,19 @@ class FusedLlama(nn.Module):
         x, states = self.blocks(self.embed(input_ids), call, keep=output_hidden_states)
         if output_hidden_states:
             x = self.norm(x)
-            return CausalOutput(self.head(x[:, -logits_to_keep:]), (*states, x))
-        return CausalOutput(self.head(self.norm(x[:, -logits_to_keep:])))
+            return CausalOutput(self._logits(x[:, -logits_to_keep:], call), (*states, x))
+        return CausalOutput(self._logits(self.norm(x[:, -logits_to_keep:]), call))
+
+    def _logits(self, x: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        """The logits [B, T, V] of states [B, T, width] of a call's last tokens; zeros for much padding."""
+        placement, head = call.placement, self.head
+        if not isinstance(placement, Slots) or not placement.padded:
+            return cast("torch.Tensor", head(x))
+        used = placement.slots[:, -x.shape[1] :] > 0
+        if used.float().mean() > MOSTLY:
+            return cast("torch.Tensor", head(x))
+        some: torch.Tensor = head(x[used])
+        return some.new_zeros((*used.shape, some.shape[-1])).masked_scatter_(used[..., None], some)
 
     @property
     def device(self) -> torch.device:

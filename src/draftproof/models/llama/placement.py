@@ -40,6 +40,7 @@ class Slots(NamedTuple):
     slots: torch.Tensor  # [B, T]
     end: int  # slots before this one are read: after the highest, or all where only the device knows the slots
     begin: int = 0
+    padded: bool = False  # tokens in slot 0 are padding: nothing of them is used, so they need not be computed
 
     def write(self, buffer: torch.Tensor, states: torch.Tensor) -> None:
         """States [B, heads, T, width] of the call's tokens into their slots of a buffer [rows, heads, slots, width]."""
@@ -111,9 +112,9 @@ class PackedSlots(NamedTuple):
 Placement: TypeAlias = Range | Slots | NodeSlots | PackedSlots
 
 
-def placed(slots: np.ndarray, device: torch.device) -> Range | Slots:
+def placed(slots: np.ndarray, device: torch.device, padded: bool = False) -> Range | Slots:
     """The placement of slots [B, T] that the host knows; those of a single row must be consecutive."""
     end = int(slots.max()) + 1
     if len(slots) == 1:
         return Range(int(slots[0, 0]), end)
-    return Slots(torch.as_tensor(slots, device=device), end)
+    return Slots(torch.as_tensor(slots, device=device), end, padded=padded and not slots.all())

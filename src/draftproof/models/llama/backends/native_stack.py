@@ -48,6 +48,7 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -
     for some, part in _parts(x, call._replace(rotation=call.angles_on_host()), _most(blocks)):
         masks = [native_ops.as_struct(part.masks[kind]) for kind in blocks.kinds[first:]]
         attention = native_ops.describe(part, part.angles_on_host(), some, blocks.shape, first)
+        attention.sizes.padded = isinstance(part.placement, Slots) and part.placement.padded
         outputs.append(native.run_stack(blocks.stack, some, attention, entries, masks, keep))
     if len(outputs) == 1:
         return outputs[0]  # type: ignore[no-any-return]
@@ -89,7 +90,7 @@ def _parts(x: torch.Tensor, call: LayerCall, most: int) -> Iterator[tuple[torch.
         if isinstance(placement, Range):
             there: Any = placement._replace(start=placement.start + start)
         else:
-            there = Slots(placement.slots[:, cut], placement.end, placement.begin)
+            there = placement._replace(slots=placement.slots[:, cut])
         rotation: Any = call.rotation
         masks = {kind: mask[:, :, cut] if isinstance(mask, torch.Tensor) else mask for kind, mask in call.masks.items()}
         turned = type(rotation)(*(part[:, :, cut] for part in rotation))
