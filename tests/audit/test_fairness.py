@@ -73,6 +73,17 @@ def test_with_a_tolerance_the_mean_is_one_and_no_law_within_it_gains(alternative
     assert (spread >= 0).all()
 
 
+@pytest.mark.parametrize("alternative", alternatives(draft=True, steps=True), ids=lambda a: a.says)
+def test_where_p_has_no_mass_all_that_a_bet_may_win_is_charged_for(alternative):
+    """Rounding may leave nothing of a law between its edges; there no token is sure to be paid anything."""
+    made = laws(4, 3)
+    made = derived(made._replace(p=made.p * 0))
+    (pay,) = payoffs([alternative], made, 0.01)
+    won = pay.ratio.reshape(-1, V).max(axis=1) - 1
+    np.testing.assert_allclose(pay.spread.reshape(-1, V)[:, 0], won, rtol=1e-12)
+    assert (won >= 0).all()
+
+
 def test_ratios_of_fractions_have_mean_one_without_any_error():
     chance = np.random.default_rng(3)
     exact = [
