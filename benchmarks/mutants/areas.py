@@ -30,7 +30,10 @@ QUICK = (
     "kernels/chain/test_verify.py::test_odd_shapes",
     "kernels/chain/test_verify.py::test_odd_shapes_truncated",
     "kernels/chain/test_verify.py::test_every_control_and_rule_in_one_launch",
+    "kernels/chain/test_verify.py::test_a_row_in_several_spans",
+    "kernels/chain/test_verify.py::test_logprobs_are_the_targets",
     "kernels/tree/test_traversal.py::test_every_shape_of_tree",
+    "kernels/tree/test_traversal.py::test_bad_input_is_flagged_and_bounded",
     "kernels/star/test_hull.py",
     "kernels/star/test_pick.py::test_outcomes_are_the_laws",
     "kernels/llama/test_layer.py",
@@ -39,6 +42,8 @@ DRAFTERS = ("models/drafters",)
 
 HEAD = "models/drafters/test_head.py"
 CHAIN = f"{HEAD}::test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level"
+FOLLOWED = f"{HEAD}::test_under_a_grammar_a_chain_is_followed_as_it_is_drafted_level_by_level"
+NO_LAW = f"{HEAD}::test_a_chain_ends_where_the_head_has_no_law"
 
 AREAS = {
     "law": Area(("law.py",), 18, ("core/test_law.py", *RULES), (*EXACT, *EACH)),
@@ -68,7 +73,10 @@ AREAS = {
         within("engine/eager", "step propose decide rows method reduced_vocabulary"),
         30,
         EACH,
-        ("exact/test_vocabulary.py", *TEXTS, *LONGER, *DRAFTERS, "integrations/test_custom_generate.py", "lossy"),
+        (
+            *("exact/test_vocabulary.py", "engine/test_grammar.py", *TEXTS, *LONGER, *DRAFTERS),
+            *("integrations/test_custom_generate.py", "lossy"),
+        ),
     ),
     "batch": Area(
         within("engine/eager", "stepper arrivals prefixes"),
@@ -102,7 +110,7 @@ AREAS = {
     "native": Area(
         (),
         0,
-        ("native/test_step.py", CHAIN, "models/llama", "native/test_same_bits.py"),
+        ("native/test_step.py", CHAIN, FOLLOWED, NO_LAW, "models/llama", "native/test_same_bits.py"),
         ("models/drafters/test_head.py", "native/test_layout.py", "engine/test_every_rule.py", "test_golden_texts.py"),
     ),
     "kernels": Area(
@@ -123,11 +131,39 @@ AREAS = {
         ("audit/test_fairness.py", "audit/test_report.py", "audit/test_power.py"),
         ("audit/test_engines.py", "audit/test_transcripts.py"),
     ),
+    "grammar": Area(
+        (
+            *within("engine/eager", "constraints columns follow goals target_laws"),
+            *within("models", "grammars"),
+            "grammar.py",
+        ),
+        22,
+        (FOLLOWED, NO_LAW, "exact/test_grammar.py", "engine/test_grammar.py"),
+        (
+            "integrations/test_custom_generate_grammar.py",
+            "core/test_sampling_errors.py",
+            *EACH,
+            "audit/test_grammar.py",
+        ),
+    ),
+    "paired": Area(
+        within("audit", "paired pairing wealth payoffs"),
+        10,
+        ("audit/test_paired.py", "audit/test_fairness.py"),
+        ("audit/test_report.py", "audit/test_power.py", "audit/test_transcripts.py", "audit/test_grammar.py"),
+    ),
+    "expected": Area(within("kernels/chain", "expected"), 5, ("kernels/chain/test_expected.py",), QUICK),
+    "vllm": Area(
+        within("integrations/vllm", "layout verification"),
+        5,
+        ("integrations/vllm/test_steps.py",),
+        ("integrations/vllm/test_settings.py", "kernels/chain/test_ragged.py"),
+    ),
 }
 
 # Tests of one file that are run first, in place of those of its area.
 OWN = {
-    **dict.fromkeys(within("engine/eager", "step propose decide rows method"), (*EACH[:3], CHAIN)),
+    **dict.fromkeys(within("engine/eager", "step propose decide rows method"), (*EACH[:3], CHAIN, FOLLOWED)),
     **dict.fromkeys(within("models", "static/session static/tree_calls static/packing"), AREAS["graph"].tests),
     **dict.fromkeys(within("models", "static/head llama/masks"), AREAS["graph"].wider[:3]),
     **dict.fromkeys(within("models", "memo drafters/recall"), ("models/test_memo.py",)),
