@@ -27,15 +27,20 @@ LONGER = ("engine/test_prompts.py", "engine/test_settings.py", "engine/test_soak
 GRAPH = ("models/static/test_capture.py", "engine/graph/test_trees.py", "engine/graph/test_runner.py")
 SAME = "test_same_tokens_as_the_general_engine"
 QUICK = (
+    "kernels/test_draws.py",
     "kernels/chain/test_verify.py::test_odd_shapes",
     "kernels/chain/test_verify.py::test_odd_shapes_truncated",
     "kernels/chain/test_verify.py::test_every_control_and_rule_in_one_launch",
     "kernels/chain/test_verify.py::test_a_row_in_several_spans",
     "kernels/chain/test_verify.py::test_logprobs_are_the_targets",
+    "kernels/chain/test_verify.py::test_drafter_draws_the_laws_tokens",
+    "kernels/chain/test_verify.py::test_equal_scores_are_kept_and_cut_as_the_law_does",
+    "kernels/chain/test_verify.py::test_both_backends_bear_with_the_same_faults",
     "kernels/tree/test_traversal.py::test_every_shape_of_tree",
     "kernels/tree/test_traversal.py::test_bad_input_is_flagged_and_bounded",
     "kernels/star/test_hull.py",
     "kernels/star/test_pick.py::test_outcomes_are_the_laws",
+    "kernels/star/test_pick.py::test_bad_input_is_flagged_and_bounded",
     "kernels/llama/test_layer.py",
 )
 DRAFTERS = ("models/drafters",)

@@ -88,6 +88,9 @@ EQUIVALENT: dict[str, str] = {
     "audit/wealth.py: _book: arithmetic, a.stake / len(a.shares) -> a.stake * len(a.shares)": (
         "all alternatives of a family have as many shares, and its capital is divided in proportion to their stakes"
     ),
+    "kernels/lib/inverse_cdf.py: a token without mass can be drawn": (
+        "what is before a chunk does not exceed the threshold, so the sum first does at a token that adds to it"
+    ),
     "verify/csbv.py: _level: constant, 1 -> 0": (
         "where one path is left its pick looks at no number, and the weights of the cells add up to one all the same"
     ),
