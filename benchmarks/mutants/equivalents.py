@@ -91,6 +91,9 @@ EQUIVALENT: dict[str, str] = {
     "kernels/lib/inverse_cdf.py: a token without mass can be drawn": (
         "what is before a chunk does not exceed the threshold, so the sum first does at a token that adds to it"
     ),
+    "audit/evidence.py: learned_logs: constant, 1.0 -> 0.5": (
+        "where nothing is bet, what was divided by it is not used"
+    ),
     "verify/csbv.py: _level: constant, 1 -> 0": (
         "where one path is left its pick looks at no number, and the weights of the cells add up to one all the same"
     ),
