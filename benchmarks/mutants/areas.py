@@ -36,6 +36,7 @@ QUICK = (
     "kernels/chain/test_verify.py::test_drafter_draws_the_laws_tokens",
     "kernels/chain/test_verify.py::test_equal_scores_are_kept_and_cut_as_the_law_does",
     "kernels/chain/test_verify.py::test_both_backends_bear_with_the_same_faults",
+    "kernels/chain/test_verify.py::test_a_draft_row_s_crest_are_different_tokens_and_the_largest_of_them_is_the_row_s",
     "kernels/tree/test_traversal.py::test_every_shape_of_tree",
     "kernels/tree/test_traversal.py::test_bad_input_is_flagged_and_bounded",
     "kernels/star/test_hull.py",
@@ -49,6 +50,11 @@ HEAD = "models/drafters/test_head.py"
 CHAIN = f"{HEAD}::test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level"
 FOLLOWED = f"{HEAD}::test_under_a_grammar_a_chain_is_followed_as_it_is_drafted_level_by_level"
 NO_LAW = f"{HEAD}::test_a_chain_ends_where_the_head_has_no_law"
+STEPS = (
+    "engine/test_engine.py::test_what_one_batch_said_is_not_lost_when_another_raises",
+    "engine/test_generate.py::test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from",
+    "engine/test_parity.py::test_a_drafter_that_raises_half_way",
+)
 
 AREAS = {
     "law": Area(("law.py",), 18, ("core/test_law.py", *RULES), (*EXACT, *EACH)),
@@ -92,13 +98,20 @@ AREAS = {
     "scheduler": Area(
         within("engine", "scheduler request"),
         10,
-        (*EACH, "engine/test_stream.py", "engine/test_async.py"),
+        (*EACH, "engine/test_settings.py", "engine/test_stream.py", "engine/test_async.py"),
         (*TEXTS, *LONGER, *GRAPH),
     ),
     "graph": Area(
         within("engine/graph", "step runner"),
         12,
-        (f"engine/graph/test_runner.py::{SAME}", f"engine/graph/test_trees.py::{SAME}"),
+        (
+            f"engine/graph/test_runner.py::{SAME}",
+            f"engine/graph/test_trees.py::{SAME}",
+            "engine/graph/test_runner.py::test_a_text_may_fill_the_context",
+            "engine/graph/test_runner.py::test_a_text_is_written_where_the_last_one_was",
+            "engine/graph/test_runner.py::test_penalties_of_a_row_are_counted_anew_for_its_next_text",
+            "models/static/test_capture.py::test_nor_does_a_whole_step_with_verification",
+        ),
         (*GRAPH, "engine/test_parity.py", "engine/test_async.py"),
     ),
     "models": Area(
@@ -168,11 +181,16 @@ AREAS = {
 
 # Tests of one file that are run first, in place of those of its area.
 OWN = {
-    **dict.fromkeys(within("engine/eager", "step propose decide rows method"), (*EACH[:3], CHAIN, FOLLOWED)),
+    **dict.fromkeys(within("engine/eager", "step propose decide rows method"), (*EACH[:3], CHAIN, FOLLOWED, *STEPS)),
     **dict.fromkeys(within("models", "static/session static/tree_calls static/packing"), AREAS["graph"].tests),
     **dict.fromkeys(within("models", "static/head llama/masks"), AREAS["graph"].wider[:3]),
     **dict.fromkeys(within("models", "memo drafters/recall"), ("models/test_memo.py",)),
-    **dict.fromkeys(within("models", "hf kv_cache table drafters/ngram"), ("models/test_hf.py",)),
+    **dict.fromkeys(within("models", "kv_cache table drafters/ngram"), ("models/test_hf.py",)),
+    "models/hf.py": (
+        "models/test_hf.py",
+        f"{HEAD}::test_a_text_of_one_token_can_be_drafted_for",
+        "engine/test_prefixes.py::test_a_long_prompt_is_read_while_others_are_written",
+    ),
     "engine/eager/reduced_vocabulary.py": ("exact/test_vocabulary.py", "engine/test_every_rule.py"),
     "verify/csbv.py": ("verify/test_smallest.py", "exact/test_selectors.py"),
     "models/plain.py": ("models/test_plain.py",),
@@ -182,5 +200,6 @@ OWN = {
         f"{HEAD}::test_laws_are_those_of_running_it_without_a_cache",
         f"{HEAD}::test_what_a_step_leaves_is_what_a_fresh_session_has",
         f"{HEAD}::test_rows_part_within_a_step",
+        f"{HEAD}::test_states_that_are_not_numbers_do_not_outlive_their_text",
     ),
 }
