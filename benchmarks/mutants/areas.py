@@ -50,6 +50,7 @@ HEAD = "models/drafters/test_head.py"
 CHAIN = f"{HEAD}::test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level"
 FOLLOWED = f"{HEAD}::test_under_a_grammar_a_chain_is_followed_as_it_is_drafted_level_by_level"
 NO_LAW = f"{HEAD}::test_a_chain_ends_where_the_head_has_no_law"
+TWO = f"{HEAD}::test_two_texts_under_grammars_are_drafted_each_as_it_is_alone"
 STEPS = (
     "engine/test_engine.py::test_what_one_batch_said_is_not_lost_when_another_raises",
     "engine/test_generate.py::test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from",
@@ -156,7 +157,7 @@ AREAS = {
             "grammar.py",
         ),
         22,
-        (FOLLOWED, NO_LAW, "exact/test_grammar.py", "engine/test_grammar.py"),
+        (FOLLOWED, NO_LAW, TWO, "exact/test_grammar.py", "engine/test_grammar.py"),
         (
             "integrations/test_custom_generate_grammar.py",
             "core/test_sampling_errors.py",
