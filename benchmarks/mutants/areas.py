@@ -27,18 +27,35 @@ LONGER = ("engine/test_prompts.py", "engine/test_settings.py", "engine/test_soak
 GRAPH = ("models/static/test_capture.py", "engine/graph/test_trees.py", "engine/graph/test_runner.py")
 SAME = "test_same_tokens_as_the_general_engine"
 QUICK = (
+    "kernels/test_draws.py",
     "kernels/chain/test_verify.py::test_odd_shapes",
     "kernels/chain/test_verify.py::test_odd_shapes_truncated",
     "kernels/chain/test_verify.py::test_every_control_and_rule_in_one_launch",
+    "kernels/chain/test_verify.py::test_a_row_in_several_spans",
+    "kernels/chain/test_verify.py::test_logprobs_are_the_targets",
+    "kernels/chain/test_verify.py::test_drafter_draws_the_laws_tokens",
+    "kernels/chain/test_verify.py::test_equal_scores_are_kept_and_cut_as_the_law_does",
+    "kernels/chain/test_verify.py::test_both_backends_bear_with_the_same_faults",
+    "kernels/chain/test_verify.py::test_a_draft_row_s_crest_are_different_tokens_and_the_largest_of_them_is_the_row_s",
     "kernels/tree/test_traversal.py::test_every_shape_of_tree",
+    "kernels/tree/test_traversal.py::test_bad_input_is_flagged_and_bounded",
     "kernels/star/test_hull.py",
     "kernels/star/test_pick.py::test_outcomes_are_the_laws",
+    "kernels/star/test_pick.py::test_bad_input_is_flagged_and_bounded",
     "kernels/llama/test_layer.py",
 )
 DRAFTERS = ("models/drafters",)
 
 HEAD = "models/drafters/test_head.py"
 CHAIN = f"{HEAD}::test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level"
+FOLLOWED = f"{HEAD}::test_under_a_grammar_a_chain_is_followed_as_it_is_drafted_level_by_level"
+NO_LAW = f"{HEAD}::test_a_chain_ends_where_the_head_has_no_law"
+TWO = f"{HEAD}::test_two_texts_under_grammars_are_drafted_each_as_it_is_alone"
+STEPS = (
+    "engine/test_engine.py::test_what_one_batch_said_is_not_lost_when_another_raises",
+    "engine/test_generate.py::test_a_rule_sees_the_very_numbers_that_guesses_were_drawn_from",
+    "engine/test_parity.py::test_a_drafter_that_raises_half_way",
+)
 
 AREAS = {
     "law": Area(("law.py",), 18, ("core/test_law.py", *RULES), (*EXACT, *EACH)),
@@ -68,7 +85,10 @@ AREAS = {
         within("engine/eager", "step propose decide rows method reduced_vocabulary"),
         30,
         EACH,
-        ("exact/test_vocabulary.py", *TEXTS, *LONGER, *DRAFTERS, "integrations/test_custom_generate.py", "lossy"),
+        (
+            *("exact/test_vocabulary.py", "engine/test_grammar.py", *TEXTS, *LONGER, *DRAFTERS),
+            *("integrations/test_custom_generate.py", "lossy"),
+        ),
     ),
     "batch": Area(
         within("engine/eager", "stepper arrivals prefixes"),
@@ -79,13 +99,20 @@ AREAS = {
     "scheduler": Area(
         within("engine", "scheduler request"),
         10,
-        (*EACH, "engine/test_stream.py", "engine/test_async.py"),
+        (*EACH, "engine/test_settings.py", "engine/test_stream.py", "engine/test_async.py"),
         (*TEXTS, *LONGER, *GRAPH),
     ),
     "graph": Area(
         within("engine/graph", "step runner"),
         12,
-        (f"engine/graph/test_runner.py::{SAME}", f"engine/graph/test_trees.py::{SAME}"),
+        (
+            f"engine/graph/test_runner.py::{SAME}",
+            f"engine/graph/test_trees.py::{SAME}",
+            "engine/graph/test_runner.py::test_a_text_may_fill_the_context",
+            "engine/graph/test_runner.py::test_a_text_is_written_where_the_last_one_was",
+            "engine/graph/test_runner.py::test_penalties_of_a_row_are_counted_anew_for_its_next_text",
+            "models/static/test_capture.py::test_nor_does_a_whole_step_with_verification",
+        ),
         (*GRAPH, "engine/test_parity.py", "engine/test_async.py"),
     ),
     "models": Area(
@@ -102,7 +129,7 @@ AREAS = {
     "native": Area(
         (),
         0,
-        ("native/test_step.py", CHAIN, "models/llama", "native/test_same_bits.py"),
+        ("native/test_step.py", CHAIN, FOLLOWED, NO_LAW, "models/llama", "native/test_same_bits.py"),
         ("models/drafters/test_head.py", "native/test_layout.py", "engine/test_every_rule.py", "test_golden_texts.py"),
     ),
     "kernels": Area(
@@ -123,15 +150,48 @@ AREAS = {
         ("audit/test_fairness.py", "audit/test_report.py", "audit/test_power.py"),
         ("audit/test_engines.py", "audit/test_transcripts.py"),
     ),
+    "grammar": Area(
+        (
+            *within("engine/eager", "constraints columns follow goals target_laws"),
+            *within("models", "grammars"),
+            "grammar.py",
+        ),
+        22,
+        (FOLLOWED, NO_LAW, TWO, "exact/test_grammar.py", "engine/test_grammar.py"),
+        (
+            "integrations/test_custom_generate_grammar.py",
+            "core/test_sampling_errors.py",
+            *EACH,
+            "audit/test_grammar.py",
+        ),
+    ),
+    "paired": Area(
+        within("audit", "paired pairing wealth payoffs"),
+        10,
+        ("audit/test_paired.py", "audit/test_fairness.py"),
+        ("audit/test_report.py", "audit/test_power.py", "audit/test_transcripts.py", "audit/test_grammar.py"),
+    ),
+    "expected": Area(within("kernels/chain", "expected"), 5, ("kernels/chain/test_expected.py",), QUICK),
+    "vllm": Area(
+        within("integrations/vllm", "layout verification"),
+        5,
+        ("integrations/vllm/test_steps.py",),
+        ("integrations/vllm/test_settings.py", "kernels/chain/test_ragged.py"),
+    ),
 }
 
 # Tests of one file that are run first, in place of those of its area.
 OWN = {
-    **dict.fromkeys(within("engine/eager", "step propose decide rows method"), (*EACH[:3], CHAIN)),
+    **dict.fromkeys(within("engine/eager", "step propose decide rows method"), (*EACH[:3], CHAIN, FOLLOWED, *STEPS)),
     **dict.fromkeys(within("models", "static/session static/tree_calls static/packing"), AREAS["graph"].tests),
     **dict.fromkeys(within("models", "static/head llama/masks"), AREAS["graph"].wider[:3]),
     **dict.fromkeys(within("models", "memo drafters/recall"), ("models/test_memo.py",)),
-    **dict.fromkeys(within("models", "hf kv_cache table drafters/ngram"), ("models/test_hf.py",)),
+    **dict.fromkeys(within("models", "kv_cache table drafters/ngram"), ("models/test_hf.py",)),
+    "models/hf.py": (
+        "models/test_hf.py",
+        f"{HEAD}::test_a_text_of_one_token_can_be_drafted_for",
+        "engine/test_prefixes.py::test_a_long_prompt_is_read_while_others_are_written",
+    ),
     "engine/eager/reduced_vocabulary.py": ("exact/test_vocabulary.py", "engine/test_every_rule.py"),
     "verify/csbv.py": ("verify/test_smallest.py", "exact/test_selectors.py"),
     "models/plain.py": ("models/test_plain.py",),
@@ -141,5 +201,6 @@ OWN = {
         f"{HEAD}::test_laws_are_those_of_running_it_without_a_cache",
         f"{HEAD}::test_what_a_step_leaves_is_what_a_fresh_session_has",
         f"{HEAD}::test_rows_part_within_a_step",
+        f"{HEAD}::test_states_that_are_not_numbers_do_not_outlive_their_text",
     ),
 }

@@ -72,6 +72,28 @@ EQUIVALENT: dict[str, str] = {
     "failed.errors, unread) -> EagerPending(rows, start, asked, None, failed.errors, unread)": (
         "of a step that failed nobody asks when it began or which rows it had"
     ),
+    "engine/graph/step.py: DeviceStep._draft_tree: constant, 1 -> 0 (2)": (
+        "the token of node 0 is not read: the drafter starts from the text, and its other calls take later nodes"
+    ),
+    "engine/graph/runner.py: GraphStepper.launch: constant, False -> True": (
+        "of a step that did not begin nobody asks whether prompts were read before it"
+    ),
+    "kernels/chain/emit.py: emit: arithmetic, n * u -> n / u": (
+        "it stands for residuals until they are loaded, which is done before they are read; its type is the same"
+    ),
+    "kernels/tree/traversal.py: update_weights: arithmetic, younger & (parent_w > 0) -> younger | (parent_w > 0)": (
+        "only younger siblings have an elder's c; below a node of weight zero their weight is zero whatever is loaded, "
+        "and their c is read at nodes of positive weight alone"
+    ),
+    "audit/wealth.py: _book: arithmetic, a.stake / len(a.shares) -> a.stake * len(a.shares)": (
+        "all alternatives of a family have as many shares, and its capital is divided in proportion to their stakes"
+    ),
+    "kernels/lib/inverse_cdf.py: a token without mass can be drawn": (
+        "what is before a chunk does not exceed the threshold, so the sum first does at a token that adds to it"
+    ),
+    "audit/evidence.py: learned_logs: constant, 1.0 -> 0.5": (
+        "where nothing is bet, what was divided by it is not used"
+    ),
     "verify/csbv.py: _level: constant, 1 -> 0": (
         "where one path is left its pick looks at no number, and the weights of the cells add up to one all the same"
     ),

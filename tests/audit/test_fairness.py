@@ -13,7 +13,7 @@ import torch
 from draftproof.audit import alternatives as faults
 from draftproof.audit import cells
 from draftproof.audit.alternatives import AuditRows, alternatives, condensed, derived
-from draftproof.audit.evidence import Evidence, learn, learned_logs
+from draftproof.audit.evidence import Evidence, Observed, learn, learned_logs, named_logs
 from draftproof.audit.keys import DraftLength
 from draftproof.audit.payoffs import payoffs
 from draftproof.audit.rows import ReadTranscript, rows
@@ -71,6 +71,47 @@ def test_with_a_tolerance_the_mean_is_one_and_no_law_within_it_gains(alternative
     worst = (p * ratio).sum(axis=1) + tolerance * (ratio.max(axis=1) - np.where(p > 0, ratio, np.inf).min(axis=1))
     assert (worst <= 1 + tolerance * spread + 1e-12).all()
     assert (spread >= 0).all()
+
+
+@pytest.mark.parametrize("alternative", alternatives(draft=True, steps=True), ids=lambda a: a.says)
+def test_where_p_has_no_mass_all_that_a_bet_may_win_is_charged_for(alternative):
+    """Rounding may leave nothing of a law between its edges; there no token is sure to be paid anything."""
+    made = laws(4, 3)
+    made = derived(made._replace(p=made.p * 0))
+    (pay,) = payoffs([alternative], made, 0.01)
+    won = pay.ratio.reshape(-1, V).max(axis=1) - 1
+    np.testing.assert_allclose(pay.spread.reshape(-1, V)[:, 0], won, rtol=1e-12)
+    assert (won >= 0).all()
+
+
+def test_the_cells_of_every_split_have_the_mass_of_the_law_also_of_few_rows_and_many_tokens():
+    """A cell that lacked mass would make what falls into the others look too frequent."""
+    chance = np.random.default_rng(5)
+    p, q = (chance.dirichlet(np.full(900, 0.3), size=2) for _ in range(2))
+    made = derived(AuditRows(p, np.array([3, 700]), chance.random((2, 900)) < 0.1, q))
+    for split in (cells.by_rank(made), cells.by_quarter(made), cells.by_history(made, made.y), cells.by_draft(made)):
+        np.testing.assert_allclose(split.mass.sum(axis=1), 1, rtol=1e-12)
+        assert (split.mass[np.arange(2), split.cell] >= p[np.arange(2), made.y]).all()
+
+
+def test_a_vocabulary_is_small_up_to_a_size():
+    """Then each token is a cell, and pairs of tokens have a table."""
+    small, large = ({table.says: table for table in cells.tables(size, False, True)} for size in (32, 33))
+    assert {table.size for table in small.values() if table.cells == "token"} == {32}
+    assert {table.size for table in large.values() if table.cells == "token"} == {2}
+    assert small.keys() - large.keys() == {
+        "pairs of tokens come in wrong shares",
+        "tokens depend on the one before and on the position in the step",
+    }
+
+
+def test_nothing_is_won_or_lost_where_nothing_may_be_bet():
+    named = alternatives(draft=True)
+    ratio = np.random.default_rng(6).random((5, len(named))) * 2
+    seen = Observed(ratio, ratio * 0, [], np.array([True, False, True, True, False]))
+    logs = named_logs(named, seen)
+    assert (logs[seen.void] == 0).all()
+    assert (logs[~seen.void] != 0).all()
 
 
 def test_ratios_of_fractions_have_mean_one_without_any_error():

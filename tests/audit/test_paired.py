@@ -15,10 +15,12 @@ from draftproof.audit import Transcript, compare
 from draftproof.audit.cells import Entries
 from draftproof.audit.evidence import Observed
 from draftproof.audit.page import html
-from draftproof.audit.paired import PairedAuditor, PairedEvidence, Shape, odd_one_out
+from draftproof.audit.paired import PairedAuditor, PairedEvidence, Shape, _batches, odd_one_out
 from draftproof.audit.pairing import grouped
 from draftproof.audit.power import powers
+from draftproof.audit.rows import FEWEST
 from draftproof.audit.transcripts import InputError
+from draftproof.audit.wealth import Moments
 from draftproof.law import sample
 from draftproof.models.table import TableModel
 from draftproof.sampling import Sampling, law
@@ -231,6 +233,19 @@ def test_the_power_that_is_stated_is_the_power_there_is():
     assert shown(1 + size / 3)[1] < 0.3
 
 
+def test_what_a_bet_surely_reaches_is_reached_nine_times_out_of_ten():
+    """By drawing the differences of two texts' scores, of which there are many tokens' worth: they are about normal."""
+    book = comparison(world(1, 6, 0.7)).evidence
+    book.pairs, book.texts, book.lengths = 60.0, 60, 60 * 40
+    chance = np.random.default_rng(7)
+    for drift, variance in ((0.002, 0.004), (0.02, 0.01), (0.1, 0.05)):
+        faulty, exact = (Moments(np.array([mean]), np.array([variance])) for mean in (drift, -drift / 2))
+        apart = 40 * 1.5 * drift + np.sqrt(40 * 2 * variance) * chance.normal(size=(4000, 60))
+        won = (np.log(2) - np.logaddexp(0, -apart)).sum(axis=1)
+        (stated,) = book.surely(faulty, exact, np.zeros(1))
+        assert np.mean(won > stated) == pytest.approx(0.9, abs=0.02)
+
+
 # Which texts are compared
 
 
@@ -317,6 +332,20 @@ def test_an_engine_is_compared_with_itself_and_not_with_our_law():
         assert words in html(found)
         assert "pairs of texts" in html(found)
         assert "allowance for rounding" not in html(found)
+
+
+def test_texts_are_read_together_as_far_as_there_is_room(monkeypatch):
+    """In their order, every group once; a group that is too large for the room is read alone."""
+    monkeypatch.setattr("draftproof.audit.paired.room", lambda target: (20 * FEWEST, 0))
+    sizes = [3, 2, 5, 1, 12, 4, 4, 1]
+    speculative, plains = ([text(i, *[k] * (size - 1), 9) for i, size in enumerate(sizes)] for k in range(2))
+    made = grouped(speculative, plains)
+    batches = list(_batches(made, TableModel(lambda context: np.full(5, 0.2))))
+    assert [group for batch in batches for group in batch] == list(made.groups)
+    for batch in batches:
+        longest = max(len(one.output) for group in batch for one in group.texts)
+        assert len(batch) == 1 or 2 * len(batch) * longest <= 20
+    assert len(batches) < len(sizes)
 
 
 def test_texts_without_a_partner_are_counted():

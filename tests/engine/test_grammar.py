@@ -409,6 +409,9 @@ def test_descriptions_are_values():
         dp.generate(table(1), [0], sampling=dp.Sampling(grammar=["a"]))
     with pytest.raises(dp.DraftproofError, match="state 0 of the grammar is a dead end"):
         dp.generate(table(1), [0], sampling=dp.Sampling(grammar=dp.Grammar.tokens([{}], [])))
+    ends_only = dp.Grammar.tokens([{0: 1}, {END: 0}], [])  # an end token leads nowhere, and here no text may end
+    with pytest.raises(dp.DraftproofError, match="state 1 of the grammar is a dead end"):
+        dp.generate(table(1), [0], sampling=dp.Sampling(grammar=ends_only, end_tokens=[END]))
 
 
 def test_a_grammar_that_grows_too_large_ends_its_own_text_only(monkeypatch):

@@ -107,6 +107,20 @@ def test_samples_that_arrive_while_others_are_written_share_their_prompt():
         assert sample.output.tokens == alone.tokens
 
 
+def test_a_sample_that_comes_after_another_has_begun_has_a_text_of_its_own():
+    """The prompt can be read from the other's row, but what that has written since is none of its text."""
+    target = tiny.model()
+    engine = dp.Engine(target, draft=None, rows=3, length=96)
+    samples = []
+    for seed in (1, 2, 3):
+        samples.append(engine.add_request("abcabc", max_new_tokens=12, seed=seed, sampling=PLAIN))
+        engine.step()
+    finish(engine)
+    for sample, seed in zip(samples, (1, 2, 3), strict=True):
+        alone = dp.generate(target, "abcabc", draft=None, max_new_tokens=12, seed=seed, sampling=PLAIN)
+        assert sample.output.tokens == alone.tokens
+
+
 def test_a_prompt_that_is_being_read_can_be_cancelled(monkeypatch):
     monkeypatch.setattr("draftproof.engine.eager.arrivals.MOST", 16)
     target = tiny.model()

@@ -49,6 +49,28 @@ def table(seed: int) -> TableModel:
     return TableModel(rows)
 
 
+def test_no_draft_is_deeper_than_the_text_has_room_for():
+    """The token after it must fit, too: into the context, and into max_new_tokens where drafts are cut there."""
+    target, seen = table(1), []
+
+    class Seen(TableModel):
+        def session(self, rows, capacity):
+            session = super().session(rows, capacity)
+            extend = session.extend
+            session.extend = lambda tree, *asked: (seen.append(tree.size), extend(tree, *asked))[1]
+            return session
+
+    how = {"draft": TableModel(target.rows), "tree": dp.Tree.chain(5), "seed": 1}
+    for rule, context, length in (("gumbel", None, 3), ("block", 6, 9)):
+        seen.clear()
+        model = Seen(target.rows)
+        model.context = context
+        output = dp.generate(model, [0, 1, 2], verify=rule, max_new_tokens=length, **how)
+        assert len(output.tokens) == 3
+        assert seen[0] == 3  # node 0, and two draft tokens before the last one
+        assert max(seen) == 3
+
+
 def texts(
     target: TableModel, prompt: tuple[int, ...], sampling: dp.Sampling, length: int
 ) -> dict[tuple[int, ...], float]:

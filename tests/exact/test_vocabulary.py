@@ -75,6 +75,15 @@ def test_output_law_where_one_token_stands_for_the_rest(verifier: Verifier, tree
     assert equal(merged(verifier, names), target, drafter, tree, draw, max(tree.depth[-1] + 1, 2))
 
 
+@pytest.mark.parametrize("verifier", [v for v in VERIFIERS.values() if v.select is None], ids=lambda rule: rule.name)
+def test_the_first_token_may_be_among_those_that_can_be_guessed(verifier: Verifier) -> None:
+    """The shortest draft of every rule, whose guesses are the tokens at both ends; the rest is between them."""
+    tree, _, draw = min(cases(verifier), key=lambda case: case[0].size)
+    target, inner = table(6, 4), table(3, 2)
+    drafter: Model = lambda context: np.array([inner(context)[0], *[Fraction(0)] * 2, inner(context)[1]])  # noqa: E731
+    assert equal(merged(verifier, np.array([0, 3])), target, drafter, tree, draw, max(tree.depth[-1] + 1, 2))
+
+
 # Near misses
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from draftproof import DraftproofError, Tree
 from draftproof.models.base import forget
@@ -12,6 +15,7 @@ from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.drafters.shared_tokens import Shared, Translated
 from draftproof.models.drafters.text_draft import TextDrafter
+from draftproof.models.hf import HFModel
 from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel
 from tests.support import tiny
@@ -67,6 +71,27 @@ def test_a_drafter_that_skipped_the_leaves_catches_up(family):
     session.commit(tree, tokens, [2], [6])  # the leaf was accepted though this session never read it
     logits = session.extend(Tree.chain(0), np.array([[6]]), range(1))
     torch.testing.assert_close(logits[0, 0], alone(model.network, [1, 2, 3, 4, 5, 6]), atol=1e-4, rtol=0)
+
+
+class OfAllTokens(LlamaForCausalLM):
+    """A network that cannot be told how many logits to make, as many were before it became usual."""
+
+    def forward(self, input_ids, position_ids, attention_mask, past_key_values, use_cache):
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
+
+
+def test_a_network_that_always_says_all_logits_is_read_as_others_are():
+    network = copy.copy(tiny.network("llama"))
+    network.__class__ = OfAllTokens
+    session = HFModel(network).session(rows=2, capacity=40)
+    texts = [[1, 2, 3, 4, 5], [6, 7]]
+    for row, text in enumerate(texts):
+        session.join(row, text)
+    logits = session.extend(Tree.chain(1), np.array([[5, 8], [7, 9]]), range(2))
+    assert logits.shape[:2] == (2, 2)
+    for row, after in enumerate((8, 9)):
+        expected = alone(tiny.network("llama"), [*texts[row], after])
+        torch.testing.assert_close(logits[row, 1], expected, atol=1e-4, rtol=0)
 
 
 def test_a_copied_row_goes_its_own_way():

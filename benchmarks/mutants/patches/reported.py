@@ -35,6 +35,12 @@ EAGER = (
         "widest = p.dtype",
         "the draft's laws are rounded to the precision of the target's",
     ),
+    Patch(
+        "engine/eager/step.py",
+        "target_laws(logits[b : b + 1], [row], tree, tokens[b : b + 1], own)",
+        "target_laws(logits[b : b + 1], [row], tree, tokens[b:b], own)",
+        "a row that is tried alone has no draft tokens, so rows that could go on fail too",
+    ),
 )
 MODELS = (
     Patch(

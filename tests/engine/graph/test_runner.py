@@ -51,6 +51,12 @@ def test_same_tokens_as_the_general_engine(rule, sampling):
         general.add([request])
     finish(general)
     assert [request.tokens for request in made] == [request.tokens for request in expected]
+    assert list(map(steps, made)) == list(map(steps, expected))
+
+
+def steps(request):
+    """What was drafted and accepted in each step of a text: also at its end, where there is less to draft."""
+    return [(step.tokens, step.drafted, step.depth, step.accepted) for step in request.trace.steps]
 
 
 def test_plain_sampling_is_a_chain_of_length_zero():
@@ -397,9 +403,10 @@ PENALTIES = {"repetition_penalty": 3.0, "frequency_penalty": 2.0}
 @pytest.mark.parametrize("before", [PENALTIES, {}], ids=["same", "other"])
 def test_penalties_of_a_row_are_counted_anew_for_its_next_text(before):
     """While a neighbour's text goes on, and whatever the penalties of the text before."""
-    target, sampling = tiny.model(), dp.Sampling(**PENALTIES)
-    short, long, last = requests(target, [[65, 66], [70, 71, 72], [80] * 5], sampling, length=9)
-    short.sampling, long.max_new_tokens = dp.Sampling(**before), 30
+    likely = dict.fromkeys((0, 80, 81, 82), 6.0)  # whether one of them was there before decides what is written
+    target, sampling = tiny.model(), dp.Sampling(**PENALTIES, logit_bias=likely)
+    short, long, last = requests(target, [[65, 66], [70, 71, 72], [80, 81, 82]], sampling, length=9)
+    short.sampling, long.max_new_tokens = dp.Sampling(**before, logit_bias=likely), 30
     batch = graph(target, tiny.model("llama", 1), "block", dp.Tree.chain(3), 2, 60)
     for request in (short, long):
         batch.add([request])
@@ -497,7 +504,9 @@ def test_a_text_is_written_where_the_last_one_was(monkeypatch):
     settings = {"draft": draft, "tree": dp.Tree.chain(3), "seed": 5, "chat": False}
 
     def write(prompt, **changed):
-        text = dp.generate(target, prompt, **{**settings, "max_new_tokens": 20, **changed})
+        asked = {**settings, "max_new_tokens": 20, **changed}
+        text = dp.generate(target, prompt, **asked)
+        assert (text.trace.drafted > 0) == (asked["draft"] is not None)
         return text.tokens, target.kept["graph"]
 
     alone, first = write([65, 66])

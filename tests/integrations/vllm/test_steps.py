@@ -128,11 +128,20 @@ def test_padded_drafts_end_at_the_first_padding() -> None:
     assert slots_of(sampled, starts, 4).tolist() == [[5, -1, -1], [-1, -1, -1], [-1, -1, -1]]
 
 
+def test_rows_by_slot_may_be_part_of_a_larger_buffer() -> None:
+    """Slots with more rows than are looked at, of a padded vocabulary: the rows are those of the slots."""
+    torch.manual_seed(2)
+    buffer, slot = torch.randn(6, 5, 11), torch.tensor([4, 0, 3])
+    for logits in (buffer, buffer[:, :3], buffer[..., :7], buffer[:, :3, :7], buffer[::2]):
+        inside = slot.clamp(max=len(logits) - 1)
+        assert torch.equal(slot_rows(logits, inside, 2).gathered(), logits[inside, :2])
+
+
 def test_vocabularies_of_different_sizes_meet_at_the_larger() -> None:
     torch.manual_seed(1)
     first = torch.tensor([0])
     narrow, wide = torch.randn(2, 5), torch.randn(2, 7)
-    for target, draft in ((narrow, wide), (wide, narrow)):
+    for target, draft in ((narrow, wide), (wide, narrow), (narrow, torch.randn(5, 7))):  # as many rows as tokens
         both = of_one_width(Ragged(target, first, 2), Ragged(draft, first, 1))
         for each, rows in zip(both, (target, draft), strict=True):
             assert each.rows.shape[-1] == 7

@@ -147,6 +147,9 @@ def test_equal_scores_are_kept_and_cut_as_the_law_does(control: Sampling) -> Non
     assert torch.equal(stays, law > 0)
     weight = torch.where(stays, torch.exp2(score * math.log2(math.e) - kept.shift) * kept.scale, 0)
     torch.testing.assert_close(weight.double(), law, rtol=1e-6, atol=1e-7)
+    noise = keys(30)
+    drawn, _ = kernels.sample(rows.repeat(10, 1), Controls.of([control] * 30, 1, 10, DEVICE), noise, backend="triton")
+    assert torch.equal(drawn, sample(law.repeat(10, 1), uniforms(*noise, Lane.DRAFT, 1)[:, 0]))
 
 
 def test_truncation_laws_are_those_of_sampling() -> None:

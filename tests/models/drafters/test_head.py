@@ -16,7 +16,7 @@ from draftproof.engine.choices import choose_draw
 from draftproof.engine.eager.propose import by_draw, propose
 from draftproof.engine.eager.rows import Row
 from draftproof.engine.request import SampleKey
-from draftproof.models import drafter
+from draftproof.models import drafter, grammars
 from draftproof.models.base import sessions
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
@@ -416,3 +416,104 @@ def test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level(precision
         assert here[:2] == there[:2]
         np.testing.assert_allclose(here[2], there[2], atol=1e-6)
     assert [tree.size for tree, *_ in made[:4]] == [4, 5, 5, 5]  # as deep as the text has use for
+
+
+def grammar_of(seed):
+    """An automaton over the first tokens, of which the head knows the even ones; half of its states have one way on."""
+    chance = np.random.default_rng(seed)
+    edges = [chance.choice(40, int(chance.choice([1, 1, 2, 30])), replace=False) for _ in range(6)]
+    return dp.Grammar.tokens([{int(token): int(chance.integers(6)) for token in some} for some in edges], [5])
+
+
+def drafted(model, seed, follows):
+    """Tokens, laws and masks of several drafts of one text under a grammar, of which parts are accepted."""
+    grammar = grammar_of(seed)
+    target, (drafter,) = sessions(model.target, [model], 1, 90)
+    drafter = drafter if follows else drafter._replace(path=None)
+    for one in (target, drafter.session):
+        one.join(0, [65, 66, 67])
+    sampling, here = dp.Sampling(temperature=1.5, grammar=grammar), grammars.start(grammar, model.target, (3,))
+    tree, text, made = Tree.chain(4), [], []
+    for step, (depth, room, node) in enumerate([(4, 40, 2), (2, 40, 0), (4, 7, 9), (0, 5, 1), (4, 1, 3)]):
+        row = Row((65, 66, 67), tuple(text), sampling, sampling, (SampleKey(seed, 0),), step, depth, None, here, room)
+        drafter.forget()
+        said = propose([row], [drafter], tree, by_draw([row], tree, DRAWS["iid"]), tiny.VOCABULARY)
+        assert said.failure is None
+        laws = [q.tolist() for q in said.wide([drafter]) if said.tree.size > 1]
+        masks = said.constraints.masks(range(said.tree.size))[0]
+        made.append((said.tokens.tolist(), laws, [None if mask is None else mask.tolist() for mask in masks]))
+        last = min(node, said.tree.size - 1)
+        accepted = [int(said.tokens[0, n]) for n in said.tree.path(last)]
+        for token in accepted:
+            here = here.after(token)
+        if here.is_over:
+            break
+        emitted = int(np.flatnonzero(here.allowed)[step % here.allowed.sum()])
+        here = here.after(emitted)
+        if here.is_over:
+            break
+        target.extend(said.tree, said.tokens, range(said.tree.size))
+        for one in (target, drafter.session):
+            one.commit(said.tree, said.tokens, [last], [emitted])
+        text += [*accepted, emitted]
+    return made
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_under_a_grammar_a_chain_is_followed_as_it_is_drafted_level_by_level(precision):
+    """Tokens that are sure, before and after guesses, also such as the head does not know; and ends of texts."""
+    lean = rebuild(copy.deepcopy(tiny.network("llama")))
+    lean = pack(lean) if precision == "float32" else quantise(lean, list(range(40, 90)))
+    model, lengths = HeadModel(HFModel(lean, tiny.tokenizer()), network()), set()
+    for seed in range(16):
+        ours, theirs = (drafted(model, seed, follows) for follows in (True, False))
+        for (tokens, laws, masks), (their_tokens, their_laws, their_masks) in zip(ours, theirs, strict=True):
+            assert (tokens, masks) == (their_tokens, their_masks)
+            np.testing.assert_allclose(laws, their_laws, atol=1e-6)
+            lengths.add(len(tokens[0]) - 1)
+    assert {0, 1, 2, 4, 7} < lengths  # and more: what is sure before the first guess costs nothing
+
+
+def test_two_texts_under_grammars_are_drafted_each_as_it_is_alone():
+    lean = pack(rebuild(copy.deepcopy(tiny.network("llama"))))
+    model, tree = HeadModel(HFModel(lean, tiny.tokenizer()), network()), Tree.chain(4)
+    texts, some = [(65, 66, 67), (70, 71)], [grammar_of(seed) for seed in (3, 7)]
+    rows = []
+    for b, (text, grammar) in enumerate(zip(texts, some, strict=True)):
+        sampling, state = dp.Sampling(grammar=grammar), grammars.start(grammar, model.target, (3,))
+        rows.append(Row(text, (), sampling, sampling, (SampleKey(5, b),), 0, 4, None, state, 30))
+
+    def guesses(*chosen):
+        target, drafters = sessions(model.target, [model], len(chosen), 90)
+        for b, row in enumerate(chosen):
+            for one in (target, drafters[0].session):
+                one.join(b, row.prompt)
+        made = propose(chosen, drafters, tree, by_draw(chosen, tree, DRAWS["iid"]), tiny.VOCABULARY)
+        return [[token for token in row if token >= 0] for row in made.tokens.tolist()]
+
+    alone = [guesses(row)[0] for row in rows]
+    assert guesses(*rows) == alone
+    assert all(len(tokens) > 2 for tokens in alone)
+
+
+@pytest.mark.parametrize("constrained", [False, True], ids=["free", "under a grammar"])
+def test_a_chain_ends_where_the_head_has_no_law(constrained):
+    """In C as level by level: what was drawn before stays, and nothing is drawn from scores that are not numbers."""
+    model = HeadModel(HFModel(pack(rebuild(copy.deepcopy(tiny.network("llama")))), tiny.tokenizer()), network())
+    with torch.no_grad():
+        model.embed.weight[::2] = torch.nan  # all that it can draft, and nothing of the text
+    anything = dp.Grammar.tokens([dict.fromkeys(range(tiny.VOCABULARY), 0)], [0])
+    state = grammars.start(anything, model.target, ()) if constrained else None
+    sampling = dp.Sampling(temperature=0.7, grammar=anything if constrained else None)
+    in_c, tree = model.in_c, Tree.chain(4)
+    made = []
+    for model.in_c in (in_c, None):
+        target, drafters = sessions(model.target, [model], 1, 60)
+        for one in (target, *(each.session for each in drafters)):
+            one.join(0, [65, 67, 69])
+        row = Row((65, 67, 69), (), sampling, sampling, (SampleKey(3, 0),), 0, 9, state=state, room=9)
+        made.append(propose([row], drafters, tree, by_draw([row], tree, DRAWS["iid"]), tiny.VOCABULARY))
+    for said in made:
+        assert said.tree == Tree.chain(1)
+        assert said.tokens.tolist() == made[0].tokens.tolist()
+        assert "non-finite" in said.failure

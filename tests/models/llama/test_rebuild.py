@@ -21,7 +21,7 @@ from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama.backends import native_ops, torch_ops
 from draftproof.models.llama.block import Block, LayerShape
 from draftproof.models.llama.call import LayerCall
-from draftproof.models.llama.masks import FULL
+from draftproof.models.llama.masks import FULL, Causal, additive
 from draftproof.models.llama.network import FusedLlama
 from draftproof.models.llama.placement import Slots, placed
 from draftproof.models.llama.rebuild import pack, rebuild
@@ -72,14 +72,14 @@ def test_it_says_what_transformers_says(name):
     assert attention.k_proj.weight.data_ptr() == qkv.weight[32 if name != "llama3" else 64 :].data_ptr()  # not doubled
 
 
+@pytest.mark.parametrize("tree", [Tree((-1, 0, 0, 1, 1, 2)), Tree.chain(5)], ids=["tree", "chain"])
 @pytest.mark.parametrize("way", ["C", "packed", "torch"])
 @pytest.mark.parametrize("name", networks())
-def test_sessions_do_not_notice(monkeypatch, name, way):
-    """Uneven rows, trees drafted level by level, several steps, paths kept; inside and beyond the window."""
+def test_sessions_do_not_notice(monkeypatch, name, way, tree):
+    """Uneven rows, drafts in two parts, several steps, paths kept; inside and beyond the windows of some layers."""
     if way == "torch":
         monkeypatch.setattr(build, "compiled", lambda: None)
     network = networks()[name]
-    tree = Tree((-1, 0, 0, 1, 1, 2))
     said = []
     ours = rebuild(copy.deepcopy(network))
     if way == "packed":
@@ -170,6 +170,40 @@ def test_attention_in_c_is_attention(size):
     torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
     for one, other in zip(caches[0].buffers, caches[1].buffers, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3, 16, 30])
+@pytest.mark.parametrize("size", [8, 64])
+def test_in_c_a_path_of_a_tree_is_read_as_a_straight_text(size, window):
+    """Bit for bit, and whatever is in the slots that it does not see: they are not even read."""
+    if build.compiled() is None:
+        return
+    torch.manual_seed(6)
+    shape = LayerShape(width=48, heads=6, shared=2, size=size, inner=32)
+    text, path = 37, [0, 2, 3, 7]  # tokens before the tree; nodes of it, in slots of their own
+    straight, scattered = np.arange(text + 1, text + 5), text + 1 + np.array(path)
+    before, qkv = torch.randn(2, text, 2, size), torch.randn(1, 4, 10 * size)
+    rotation = Rotation.of(torch.arange(text, text + 4)[None], frequencies(size))
+    seen = torch.zeros(4, 50, dtype=torch.bool)  # as the rule has it: the last `window` places of the path
+    for i in range(4):
+        places = [*range(1, text + 1), *scattered[: i + 1].tolist()]
+        seen[i, places[-window:] if window else places] = True
+    made = []
+    for slots, mask in ((straight, Causal(window)), (scattered, additive(seen[None], torch.float32))):
+        cache = SlotCache(1, 1, 49)
+        cache.allocate(2, size, torch.zeros(0))
+        (layer,) = cache.layers
+        for buffer, entries in zip((layer.keys, layer.values), before, strict=True):
+            buffer.fill_(torch.nan)
+            buffer[0, :, 1 : text + 1] = entries.transpose(0, 1)
+        placement = Slots(torch.as_tensor(slots)[None], 50)
+        call = LayerCall(rotation, {FULL: mask}, placement, cache.layers)
+        assert native_ops.takes(call, qkv)
+        attention = native_ops.describe(call, rotation, qkv, shape, 0)
+        entries = layer.keys, layer.values
+        made.append(native.attend(qkv.clone(), attention, entries, native_ops.as_struct(mask)))
+    assert made[0].isfinite().all()
+    assert torch.equal(made[0], made[1])
 
 
 def test_in_c_a_row_alone_and_in_company_is_the_same_bit_for_bit():
