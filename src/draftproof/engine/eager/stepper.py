@@ -152,7 +152,8 @@ class EagerStepper:
         except Exception as error:  # the target rejects this prompt
             return [Outcome(request, error=error) for request in self._arrivals.pop()]
         with self._tolerating_drafters(group):
-            read = all([read, *(prefill(drafter.session, self._door, count) for drafter in self.drafters)])
+            readers = self.drafters if any(request.reach > 0 for request in group) else []  # else it may never be asked
+            read = all([read, *(prefill(drafter.session, self._door, count) for drafter in readers)])
         if read:
             self._copy(self._door, len(self.rows))
             self.rows.append(self._arrivals.pop())
@@ -201,6 +202,7 @@ class EagerStepper:
         unread, start = self._read_ahead(), time.perf_counter()
         if not self.rows:
             return EagerPending(start, [], Tree.chain(0), None, {}, unread)
+        self._announce()
         rows = [self._row(requests) for requests in self.rows]
         asked = self.tuner.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
         try:
@@ -210,6 +212,15 @@ class EagerStepper:
         except OutOfMemory:
             return EagerPending(start, rows, asked, None, self._too_long(), unread)
         return EagerPending(start, rows, asked, result, {}, unread)
+
+    def _announce(self) -> None:
+        """Tell the tuners what texts the next step has."""
+        texts: dict[Tuner, list[Request]] = {self.tuner: [requests[0] for requests in self.rows]}
+        for request in (request for requests in self.rows for request in requests):
+            if request.tuner is not None:
+                texts.setdefault(request.tuner, []).append(request)
+        for tuner, own in texts.items():
+            tuner.expect(len(own), any(not request.trace.steps for request in own))
 
     def _too_long(self) -> dict[int, Exception]:
         """When memory is short, the row with the longest prompt that this step was to read; else raises again."""
@@ -260,15 +271,16 @@ class EagerStepper:
             asked = pending.asked.cut(max(pending.rows[row].depth for row in rows))
             own = [branch.step for branch in branches]
             sent = Tree.chain(max(one.depth for one in own))
-            tuner.learn(StepReport(asked, sent, own, seconds, self._fresh, laws))
+            is_shared = len(branches) < len(result.branches)
+            tuner.learn(StepReport(asked, sent, own, seconds, self._fresh or is_shared, laws))
         self._fresh = False
 
     def _tuners(self, result: StepResult) -> dict[Tuner, list[Branch]]:
-        """The tuners of requests that go on, each with what the step brought its texts."""
+        """The tuners of requests, each with what the step brought its texts."""
         found: dict[Tuner, list[Branch]] = {}
         for branch, requests in zip(result.branches, self.rows, strict=True):
             for request in requests:
-                if request.tuner is not None and not request.finish:
+                if request.tuner is not None:
                     found.setdefault(request.tuner, []).append(branch)
         return found
 
