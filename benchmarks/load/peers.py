@@ -68,12 +68,12 @@ def beside_vllm(
                 servers[name] = Server(server.url, server.process.pid, how)
         for number in range(rounds + 1):
             for name, one in servers.items():
-                turn = asyncio.run(_turn(one, clients, tokens, seed + number))
-                print(name, turn, flush=True)
+                seen = asyncio.run(turn(one, clients, tokens, seed + number))
+                print(name, seen, flush=True)
                 if number:  # the first round warms up
-                    turns.setdefault(name, []).append(turn)
-    ratios = {name: _ratios(own, turns[theirs]) for name, own in turns.items() if name != theirs}
-    judged = ratios[f"draftproof {OURS[dtype]}"]
+                    turns.setdefault(name, []).append(seen)
+    against = {name: ratios(own, turns[theirs]) for name, own in turns.items() if name != theirs}
+    judged = against[f"draftproof {OURS[dtype]}"]
     return {
         "target": NAME,
         "threads": threads,
@@ -83,16 +83,16 @@ def beside_vllm(
         "rounds": rounds,
         "vllm": _version(python),
         **{
-            field: {name: round(median(getattr(turn, field) for turn in own), 3) for name, own in turns.items()}
+            field: {name: round(median(getattr(one, field) for one in own), 3) for name, own in turns.items()}
             for field in Turn._fields
         },
-        "ratios": ratios,
+        "ratios": against,
         "goal": f"{OURS[dtype]}: at least 2 in tokens_per_s and at most 1 in first_token_s",
         "holds": judged["tokens_per_s"] >= 2 and judged["first_token_s"] <= 1,
     }
 
 
-def _ratios(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
+def ratios(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
     """Medians of the ratios within a round, so that what slows a round cancels."""
     pairs = list(zip(ours, theirs, strict=True))
     return {
@@ -104,7 +104,7 @@ def _ratios(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
 # One turn
 
 
-async def _turn(server: Server, clients: int, tokens: int, seed: int) -> Turn:
+async def turn(server: Server, clients: int, tokens: int, seed: int) -> Turn:
     async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=clients)) as client:
         begun, busy = time.perf_counter(), _cpu_seconds(server.process)
         asked = (_asks(client, server, tokens, 1000 * seed + i) for i in range(clients))
