@@ -26,7 +26,8 @@ from draftproof.theory import plan
 WIDTHS = (1, 2, 4, 8)
 MOST = 33  # nodes of a tree
 PLAIN = Tree.chain(0)
-MARGIN = 0.02  # gain that drafting must promise
+MARGIN = 0.02  # gain that drafting must promise, ...
+BATCH_MARGIN = 0.1  # ... and by a trained drafter in a batch: it has the prompts of texts that join to read, too
 FIRST = 4  # draft tokens to begin with, for a trained drafter
 PATIENCE = 8  # weight of the prior in steps, for a trained drafter
 SLACK = 0.96  # share of the best gain at which a longer draft is preferred, for a trained drafter
@@ -222,7 +223,8 @@ class Auto:
 
     def _pays(self) -> bool:
         """Whether drafting gains enough; the margin is smaller for a drafter that rarely has a guess."""
-        pays = self._chosen().gain >= 1 + MARGIN * self.seen[1].guessed
+        margin = BATCH_MARGIN if self._hopeful and self.rows > 1 else MARGIN
+        pays = self._chosen().gain >= 1 + margin * self.seen[1].guessed
         if pays:
             self._account.pause = PAUSE
         return pays
