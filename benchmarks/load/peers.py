@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +19,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import httpx
+import torch
+from safetensors.torch import save_file
 
 from benchmarks.load.clients import TIMEOUT, read
 from benchmarks.load.process import STOP, serving
 from benchmarks.load.storm import CHAT
+from draftproof.models.files import packed
 from draftproof.models.files.download import smollm2
 from draftproof.prompts import PROMPTS
 
@@ -162,7 +166,7 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
     1 GiB for the KV cache, which is many times what the clients use.
     """
     port = _free_port()
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2())]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
     command += ["--max-num-seqs", str(rows), "--max-model-len", str(LENGTH), "--disable-uvicorn-access-log"]
     own = {
@@ -173,9 +177,10 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
         "HF_HUB_OFFLINE": "1",
     }
     elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
+        _write_out(smollm2(), Path(folder))
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**elsewhere, **own}, start_new_session=True
+            [*command, "--model", folder], stdout=log, stderr=log, env={**elsewhere, **own}, start_new_session=True
         )  # its workers are in the same session, and end with it
         try:
             url = f"http://127.0.0.1:{port}"
@@ -191,6 +196,12 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its workers are in the same group
+
+
+def _write_out(source: Path, folder: Path) -> None:
+    """The same weights as others read them."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(packed.FILE), dirs_exist_ok=True)
+    save_file(packed.read(source, torch.float32), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _is_ready(url: str, process: subprocess.Popen[bytes]) -> bool:
