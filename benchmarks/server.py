@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.load.drafting import by_clients
 from benchmarks.load.exactness import audited, audited_head
 from benchmarks.load.peers import beside_vllm
 from benchmarks.load.speed import through_server
@@ -31,6 +32,8 @@ MEASURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "speed": lambda o: through_server(o.target, o.dtype, 16, o.tokens, o.rounds, o.seed),
     VLLM[0]: lambda o: beside_vllm(o.vllm, "float32", o.threads, 16, o.tokens, o.rounds, o.seed),
     VLLM[1]: lambda o: beside_vllm(o.vllm, "bfloat16", o.threads, 16, o.tokens, o.rounds, o.seed),
+    "drafting in float32": lambda o: by_clients(o.target, "float32", o.threads, o.tokens, o.rounds, o.seed),
+    "drafting in int8": lambda o: by_clients(o.target, "int8", o.threads, o.tokens, o.rounds, o.seed),
     "second turn": lambda o: second_turn(o.target, o.dtype, o.rounds, o.history, o.seed),
     "never reading": lambda o: never_reading(o.target, o.dtype, o.rounds, o.tokens, o.seed),
     "unread stream": lambda o: unread_stream("tiny", o.seed),
@@ -49,7 +52,9 @@ def main() -> int:
     parser.add_argument("--target", default="smollm2", help="where time is measured")
     parser.add_argument("--dtype", default="int8", help="of that target")
     parser.add_argument("--tokens", type=int, default=96, help="of each text where speed is measured")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each server, beside vLLM")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="of each server, beside vLLM and beside plain sampling"
+    )
     parser.add_argument("--vllm", type=Path, help="the python of an environment with vLLM")
     parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken")
     parser.add_argument("--history", type=int, default=1500, help="tokens of the first turn")

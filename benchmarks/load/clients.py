@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -73,7 +74,7 @@ async def read(
     async with client.stream("POST", url, json={**body, "stream": True}, timeout=TIMEOUT) as answer:
         if answer.status_code != 200:
             return Stream(answer.status_code, [], False, error_of(await answer.aread()))
-        async for line in answer.aiter_lines():
+        async for line in _lines(answer):
             if line == "data: [DONE]":
                 is_done = True
             elif line:
@@ -83,6 +84,15 @@ async def read(
     found = [Arrival(at, json.loads(line)) for at, line in arrivals]  # later, as this takes the server's time too
     errors = [arrival.chunk for arrival in found if "error" in arrival.chunk]
     return Stream(200, found, is_done, errors[0]["error"] if errors else None)
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """Lines of a stream of events; httpx ends them at other characters too, which a text may contain."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield line.decode()
 
 
 def error_of(body: bytes) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +19,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import httpx
+import torch
+from safetensors.torch import save_file
 
 from benchmarks.load.clients import TIMEOUT, read
 from benchmarks.load.process import STOP, serving
 from benchmarks.load.storm import CHAT
+from draftproof.models.files import packed
 from draftproof.models.files.download import smollm2
 from draftproof.prompts import PROMPTS
 
@@ -68,12 +72,12 @@ def beside_vllm(
                 servers[name] = Server(server.url, server.process.pid, how)
         for number in range(rounds + 1):
             for name, one in servers.items():
-                turn = asyncio.run(_turn(one, clients, tokens, seed + number))
-                print(name, turn, flush=True)
+                seen = asyncio.run(turn(one, clients, tokens, seed + number))
+                print(name, seen, flush=True)
                 if number:  # the first round warms up
-                    turns.setdefault(name, []).append(turn)
-    ratios = {name: _ratios(own, turns[theirs]) for name, own in turns.items() if name != theirs}
-    judged = ratios[f"draftproof {OURS[dtype]}"]
+                    turns.setdefault(name, []).append(seen)
+    against = {name: ratios(own, turns[theirs]) for name, own in turns.items() if name != theirs}
+    judged = against[f"draftproof {OURS[dtype]}"]
     return {
         "target": NAME,
         "threads": threads,
@@ -83,16 +87,16 @@ def beside_vllm(
         "rounds": rounds,
         "vllm": _version(python),
         **{
-            field: {name: round(median(getattr(turn, field) for turn in own), 3) for name, own in turns.items()}
+            field: {name: round(median(getattr(one, field) for one in own), 3) for name, own in turns.items()}
             for field in Turn._fields
         },
-        "ratios": ratios,
+        "ratios": against,
         "goal": f"{OURS[dtype]}: at least 2 in tokens_per_s and at most 1 in first_token_s",
         "holds": judged["tokens_per_s"] >= 2 and judged["first_token_s"] <= 1,
     }
 
 
-def _ratios(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
+def ratios(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
     """Medians of the ratios within a round, so that what slows a round cancels."""
     pairs = list(zip(ours, theirs, strict=True))
     return {
@@ -104,7 +108,7 @@ def _ratios(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
 # One turn
 
 
-async def _turn(server: Server, clients: int, tokens: int, seed: int) -> Turn:
+async def turn(server: Server, clients: int, tokens: int, seed: int) -> Turn:
     async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=clients)) as client:
         begun, busy = time.perf_counter(), _cpu_seconds(server.process)
         asked = (_asks(client, server, tokens, 1000 * seed + i) for i in range(clients))
@@ -162,7 +166,7 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
     1 GiB for the KV cache, which is many times what the clients use.
     """
     port = _free_port()
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2())]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
     command += ["--max-num-seqs", str(rows), "--max-model-len", str(LENGTH), "--disable-uvicorn-access-log"]
     own = {
@@ -173,9 +177,10 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
         "HF_HUB_OFFLINE": "1",
     }
     elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
+        _write_out(smollm2(), Path(folder))
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**elsewhere, **own}, start_new_session=True
+            [*command, "--model", folder], stdout=log, stderr=log, env={**elsewhere, **own}, start_new_session=True
         )  # its workers are in the same session, and end with it
         try:
             url = f"http://127.0.0.1:{port}"
@@ -191,6 +196,12 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its workers are in the same group
+
+
+def _write_out(source: Path, folder: Path) -> None:
+    """The same weights as others read them."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(packed.FILE), dirs_exist_ok=True)
+    save_file(packed.read(source, torch.float32), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _is_ready(url: str, process: subprocess.Popen[bytes]) -> bool:

@@ -20,6 +20,8 @@ from draftproof.models.memo import Memo
 from draftproof.models.table import TableModel
 from tests.support import tiny
 
+CHAIN = Tree.chain(0)
+
 FAMILIES = ("llama", "qwen3", "gpt2", "mistral", "llama4")
 
 
@@ -137,6 +139,41 @@ def test_a_step_that_was_given_up_leaves_nothing_in_the_next_even_if_that_asks_n
     asked = np.array([[text[-1], 50, 51] for text in texts])
     said, expected = (torch.as_tensor(one.extend(chain, asked, range(chain.size))) for one in (session, fresh))
     torch.testing.assert_close(said, expected, atol=1e-4, rtol=0)
+
+
+def test_a_prompt_that_joins_others_is_read_apart():
+    """In one call all rows would be as wide as the prompt, nearly all of it padding."""
+    model, calls = tiny.model(), []
+    session = model.session(4, 60)
+    inner = session._call
+    session._call = lambda ids, *rest: (calls.append(ids.shape), inner(ids, *rest))[1]
+    for row in range(3):
+        session.join(row, [5, 6 + row])
+    tokens = np.array([[6 + row] for row in range(3)])
+    session.extend(CHAIN, tokens, range(1))
+    assert calls == [(3, 2)]  # they are as long as each other
+    session.commit(CHAIN, tokens, [0] * 3, [9] * 3)
+    prompt, calls[:] = list(range(1, 31)), []
+    session.join(3, prompt)
+    found = session.extend(CHAIN, np.array([[9], [9], [9], [30]]), range(1))
+    assert calls == [(1, 29), (4, 1)]
+    alone = model.session(1, 60)
+    alone.join(0, prompt)
+    np.testing.assert_allclose(found[3], alone.extend(CHAIN, np.array([[30]]), range(1))[0], atol=1e-4)
+
+
+def test_what_a_text_left_in_a_row_goes_as_far_as_anything_was_written():
+    session = tiny.model().session(2, 60)
+    session.join(0, [5, 6, 7, 8])
+    session.extend(CHAIN, np.array([[8]]), range(1))
+    assert session.cache.used == 5  # slot 0 is for padding
+    untouched = [buffer[:, :, 5:].clone().fill_(3) for buffer in session.cache.buffers]
+    for buffer, three in zip(session.cache.buffers, untouched, strict=True):
+        buffer[:, :, 5:] = three
+    session.join(0, [9, 9])
+    for buffer in session.cache.buffers:
+        assert not buffer[0, :, :5].any()
+        assert (buffer[:, :, 5:] == 3).all()
 
 
 def test_memory_is_fixed_after_the_first_call():

@@ -41,6 +41,8 @@ CONFIGURED = (
     "repetition_penalty",
 )
 
+NARROW = 8  # tokens that take as long on a CPU as what a call costs in any case: reading the weights
+
 
 class HFModel:
     """A transformers model with its tokenizer, ready for sessions."""
@@ -121,6 +123,7 @@ class HFSession:
         self.taps = tuple(taps)
         self.cache = SlotCache(model.layers, rows, capacity)
         self.cache.make_features(len(self.taps) * model.width, model.network)
+        self.cache.used = 0
         self.length = np.zeros(rows, dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
         self.extended = 0  # nodes of the current tree that are in the cache
@@ -147,6 +150,7 @@ class HFSession:
 
     def read(self, rows: int) -> None:
         """Prefill what is pending in the first rows now: a head reads these hidden states next."""
+        self._read_apart(rows)
         if any(self.pending[:rows]):
             self.extend(Tree.chain(0), np.zeros((rows, 1), dtype=np.int64), range(0))
 
@@ -160,6 +164,18 @@ class HFSession:
             self.length[row] += len(late)
             self.pending[row] = self.pending[row][count:]
         return not self.pending[row]
+
+    def _read_apart(self, rows: int) -> None:
+        """Prefill prompts in calls of their own, where one call for all rows would compute more padding than that.
+
+        On a GPU a call is short whatever is in it, and layers in C leave padding out: there, one call is faster.
+        """
+        network, unread = self.model.network, [len(late) for late in self.pending[:rows]]
+        in_c = isinstance(network, FusedLlama) and network.blocks.stack is not None
+        apart = sum(count + NARROW for count in unread if count)
+        if network.device.type == "cpu" and not in_c and rows * max(unread) > apart:
+            for row, count in enumerate(unread):
+                self.prefill(row, count)
 
     def _straight(self, start: int, stop: int) -> tuple[Any, Any, dict[str, Mask]]:
         """Positions and slots [1, T] and masks of tokens `start` to `stop` of one row; token -1 is padding."""
@@ -180,6 +196,8 @@ class HFSession:
         return isinstance(self.model.network, FusedLlama) and self.model.network.device.type == "cpu"
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
+        if nodes.start == 0:
+            self._read_apart(len(tokens))
         ids, positions, slots = self._layout(tree, np.asarray(tokens), nodes)
         masks = self._masks(tree, nodes, positions, slots)
         logits = self._call(ids, positions, slots, masks, self.cache, max(len(nodes), 1))
@@ -195,8 +213,10 @@ class HFSession:
         """Run the network; returns the logits [B, keep, V] of the last tokens."""
         network = self.model.network
         device = network.device
-        if int(slots.max()) > self.capacity:
+        last = int(slots.max())
+        if last > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
+        self.cache.used = max(self.cache.used, last + 1)
         placement = placed(slots, device, padded=True)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:

@@ -64,6 +64,7 @@ class SlotCache:
         self.rows, self.capacity = rows, capacity
         self.layers = [SlotLayer(rows, capacity + 1) for _ in range(layers)]
         self.taken: set[int] = set()  # rows that have held a text
+        self.used = capacity + 1  # no slot from this one on was ever written; a session that counts knows less
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
 
     def at(self, placement: Placement, tables: KernelTables | None = None) -> CacheView:
@@ -126,7 +127,7 @@ class SlotCache:
     def clear(self, row: int, length: int = 0) -> None:
         """Zeros after the first slots of a row: a mask hides what another text left there, but not if it is NaN."""
         for buffer in self.buffers:
-            buffer[row, :, length:].zero_()  # assigning a number might make the device wait
+            buffer[row, :, length : self.used].zero_()  # assigning a number might make the device wait
 
     def clear_rows(self, rows: torch.Tensor) -> None:
         """Zeros in whole rows [n], one launch for each buffer: texts leave a batch many at a time."""

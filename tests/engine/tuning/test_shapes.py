@@ -128,14 +128,15 @@ def test_a_trained_drafter_is_hoped_for_and_given_up_as_soon():
     assert mean(trained, 600, 0.02) > 0.985
 
 
-def in_a_batch(auto, rows, steps, call, accept):
+def in_a_batch(auto, rows, steps, call, accept, level=lambda rows: 0.1):
     """Depths that are asked for in so many steps of `rows` texts, each of which accepts a draft token as likely."""
     asked = []
     for _ in range(steps):
+        auto.expect(rows, False)
         tree = auto.tree
         depth = tree.depth[-1]
         reached = tuple(accept ** (i + 1) for i in range(depth))
-        seconds = {"draft": 0.1 * depth, "target": call(rows * tree.size)}
+        seconds = {"draft": level(rows) * depth, "target": call(rows * tree.size)}
         step = Step((0,), depth, depth, 0, reached, (), seconds)
         auto.learn(StepReport(tree, tree, [step] * rows, seconds))
         asked.append(depth)
@@ -151,6 +152,56 @@ def test_drafting_stops_in_a_large_batch_and_goes_on_in_a_small_one():
     assert np.mean(asked[20:]) < 0.2
     alone = in_a_batch(auto, 2, 12, lambda tokens: 40 + tokens / 10, 0.6)
     assert np.mean(alone[3:]) > 1
+
+
+def small_target(tokens):
+    """Milliseconds of SmolLM2 on two cores."""
+    return 14 + 1.4 * tokens
+
+
+def small_head(rows):
+    return 1.2 + 0.5 * rows
+
+
+def test_what_one_batch_has_shown_decides_in_another_at_once():
+    """Clients come and go in bursts: neither the first nor the last steps of one are spent on finding out again."""
+    auto = Auto("chain", hope=0.65)
+    auto.learn(prompt_read(50.0))
+
+    def steps(rows, count):
+        return in_a_batch(auto, rows, count, small_target, 0.6, small_head)
+
+    assert np.mean(steps(1, 30)) > 1
+    in_batches = [steps(16, 60) for _ in range(3)]
+    assert sum(map(bool, in_batches[0])) <= 2
+    for burst in in_batches:
+        assert np.mean([depth > 0 for depth in burst]) < 0.05
+        assert np.mean(steps(1, 4)) > 1  # at once
+    assert np.mean(steps(2, 30)) > 1
+
+
+def test_plain_sampling_is_hardly_slower_in_any_batch():
+    for rows in (1, 2, 4, 8, 16, 32):
+        auto = Auto("chain", hope=0.65)
+        auto.learn(prompt_read(50.0))
+        asked = in_a_batch(auto, rows, 300, small_target, 0.6, small_head)
+        took = [small_target(rows * (1 + depth)) + small_head(rows) * depth for depth in asked]
+        made = [sum(0.6**i for i in range(depth + 1)) for depth in asked]
+        assert sum(made) * small_target(rows) / sum(took) > 0.985
+
+
+def test_a_step_that_reads_a_prompt_drafts_nothing_unless_the_text_must_be_repeatable():
+    auto, own = Auto("chain", hope=0.65), Auto("chain", Nominal(0.05, 0.1), hope=0.65)
+    for tuner in (auto, own):
+        tuner.learn(prompt_read(50.0))
+        in_a_batch(tuner, 1, 3, small_target, 0.6, small_head)
+    before = own.tree
+    assert before != PLAIN != auto.tree
+    for tuner in (auto, own):
+        tuner.expect(1, True)
+    assert (auto.tree, own.tree) == (PLAIN, before)
+    own.expect(30, True)
+    assert own.tree == before
 
 
 def test_of_lengths_that_are_about_as_good_a_trained_drafter_takes_the_longest():
@@ -227,6 +278,17 @@ def test_times_are_medians_and_lines_between_them():
     for levels, seconds in ((1, 0.25), (4, 0.7)):
         clock.add(levels + 1, levels, {"draft": seconds, "target": 0.5})
     assert clock.draft(3) == pytest.approx(0.1 + 3 * 0.15)  # the first level takes longer than the others
+
+
+def test_times_of_drafting_are_scaled_to_other_batches():
+    clock = Clock()
+    clock.add(1, 0, {"draft": 0.0, "target": 10.0})
+    assert clock.draft(2, 4) == pytest.approx(0.1 * clock.call(4))  # a first guess
+    clock.add(4, 3, {"draft": 3.0, "target": 10.0}, rows=1)
+    clock.add(32, 1, {"draft": 8.0, "target": 30.0}, rows=16)
+    assert clock.draft(3, 1) == pytest.approx(3.0)
+    assert clock.draft(2, 16) == pytest.approx(16.0)
+    assert 2.0 < clock.draft(2, 2) < clock.draft(2, 8) < 16.0 < clock.draft(2, 32) < 32.0
 
 
 def test_acceptance_by_position_is_continued_as_it_went_last():
@@ -380,6 +442,17 @@ def test_texts_of_an_engine_without_a_seed_are_tuned_together():
     )
 
 
+def test_the_times_of_a_step_that_others_share_teach_nothing_about_a_tuners_own_texts():
+    target, draft = table(1), table(2)
+    engine = dp.Engine(target, draft=draft, rows=4, length=64)
+    free = engine.add_request(PROMPT, max_new_tokens=20)
+    for seed in range(2):
+        engine.add_request(PROMPT, max_new_tokens=60, seed=seed)
+    while not free.finish:
+        engine.step()
+    assert not free.tuner.costs.known
+
+
 def test_shapes_are_chosen_by_what_can_be_repeated():
     def chosen(verify, drafts, tree, repeatable):
         tuner, per_request = choose_tuner(choose_rule(verify, None), drafts, tree, repeatable, False)
@@ -428,7 +501,7 @@ def test_while_it_is_off_the_drafter_is_not_asked():
 
     target, draft = table(1), Shy(lambda context: np.eye(5)[0])
     auto = Auto("chain", Nominal(0.5, 0.5))
-    auto._probing = 0
+    auto._account.probing = 0
     auto._off()
     auto.tree = PLAIN
     out = dp.generate(target, [0], draft=draft, tree=auto, max_new_tokens=7)

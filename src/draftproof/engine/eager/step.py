@@ -51,27 +51,31 @@ class StepResult(NamedTuple):
     draft: Draft  # what was submitted to the rule; q is empty where draft tokens were not drawn
     p: Array  # [B, N, V] the target's laws
     draft_tokens: np.ndarray | None  # token ids of q's columns, if q covers a reduced vocabulary
+    busy: dict[str, float]  # by phase, seconds in which this thread ran; others on the machine change that least
 
 
 def step(
     rows: Sequence[Row], target: Session, drafters: Sequence[OpenSession], method: Method, tree: Tree
 ) -> StepResult:
     """Advance every sample of every row by one target call. May raise RowsError."""
-    clock = [time.perf_counter()]
+    clock = [now()]
     for drafter in drafters:
         drafter.forget()  # what a step that raised has left in it
     proposal = method.propose(rows, drafters, tree)  # draft tokens, and the laws they were drawn from
-    clock.append(time.perf_counter())
+    clock.append(now())
 
     logits = target.extend(proposal.tree, proposal.tokens, range(proposal.tree.size))
-    clock.append(time.perf_counter())
+    clock.append(now())
 
     failure = _learn(drafters if tree.size > 1 else (), proposal, logits)
     p = _target_laws(logits, rows, proposal)
     verdict = method.decide(rows, drafters, proposal, p)
-    clock.append(time.perf_counter())
+    clock.append(now())
 
-    seconds = dict(zip(("prompt", "draft", "target", "verify"), [0.0, *np.diff(clock).tolist()], strict=True))
+    seconds, busy = (
+        dict(zip(("prompt", "draft", "target", "verify"), [0.0, *spent], strict=True))
+        for spent in np.diff(clock, axis=0).T.tolist()
+    )
     branches = _with_logprobs(_branch(verdict.decisions, proposal, seconds), rows, proposal, p)
     _commit(target, branches, len(rows), proposal)
     for drafter in drafters if failure is None else ():
@@ -79,7 +83,12 @@ def step(
             _commit(drafter.session, branches, len(rows), proposal)
         except Exception as error:  # a drafter is a guest: the text goes on without it
             failure = first_line(error)
-    return StepResult(branches, failure, verdict.draft, p, verdict.draft_tokens)
+    return StepResult(branches, failure, verdict.draft, p, verdict.draft_tokens, busy)
+
+
+def now() -> tuple[float, float]:
+    """Seconds of the clock, and of this thread's own."""
+    return time.perf_counter(), time.thread_time()
 
 
 def _with_logprobs(branches: list[Branch], rows: Sequence[Row], proposal: Proposal, p: Array) -> list[Branch]:

@@ -14,7 +14,7 @@ from draftproof.engine.eager.arrivals import FEW, MOST, Arrivals
 from draftproof.engine.eager.method import Method
 from draftproof.engine.eager.prefixes import KeptTexts, Prefix
 from draftproof.engine.eager.rows import Row, to_numpy
-from draftproof.engine.eager.step import Branch, RowsError, StepResult, step
+from draftproof.engine.eager.step import Branch, RowsError, StepResult, now, step
 from draftproof.engine.memory import OutOfMemory, draft_bytes, too_long
 from draftproof.engine.request import Request
 from draftproof.engine.scheduler import Outcome
@@ -40,7 +40,7 @@ from draftproof.native import step as native
 class EagerPending(NamedTuple):
     """A step that was made: its rows and tree, its result, or the errors of rows that failed."""
 
-    start: float
+    start: tuple[float, float]  # by both clocks of `step.now`
     rows: list[Row]
     asked: Tree
     result: StepResult | None
@@ -86,6 +86,9 @@ class EagerStepper:
         self._arrivals, self._door = Arrivals(), rows  # prompts to be read, and the row for that
         self._fresh = False  # whether a prompt has still to be prefilled
         self._largest = {"laws": 0, "noise": 0}  # bytes
+        # what tuners learn from: elsewhere the thread waits for a device, and on some systems that clock is coarse
+        fine = time.get_clock_info("thread_time").resolution < 1e-4
+        self._counts_busy = fine and facts(target).device == "cpu"
 
     def join(self, requests: Sequence[Request]) -> None:
         """Give a row to requests with one prompt and one sampling, which start together."""
@@ -152,7 +155,8 @@ class EagerStepper:
         except Exception as error:  # the target rejects this prompt
             return [Outcome(request, error=error) for request in self._arrivals.pop()]
         with self._tolerating_drafters(group):
-            read = all([read, *(prefill(drafter.session, self._door, count) for drafter in self.drafters)])
+            readers = self.drafters if any(request.reach > 0 for request in group) else []  # else it may never be asked
+            read = all([read, *(prefill(drafter.session, self._door, count) for drafter in readers)])
         if read:
             self._copy(self._door, len(self.rows))
             self.rows.append(self._arrivals.pop())
@@ -198,9 +202,10 @@ class EagerStepper:
 
     def launch(self) -> EagerPending:
         """Read a part of a prompt that waits, and make one step of all rows."""
-        unread, start = self._read_ahead(), time.perf_counter()
+        unread, start = self._read_ahead(), now()
         if not self.rows:
             return EagerPending(start, [], Tree.chain(0), None, {}, unread)
+        self._announce()
         rows = [self._row(requests) for requests in self.rows]
         asked = self.tuner.tree.cut(max(row.depth for row in rows)) if self.drafters else Tree.chain(0)
         try:
@@ -210,6 +215,15 @@ class EagerStepper:
         except OutOfMemory:
             return EagerPending(start, rows, asked, None, self._too_long(), unread)
         return EagerPending(start, rows, asked, result, {}, unread)
+
+    def _announce(self) -> None:
+        """Tell the tuners what texts the next step has."""
+        texts: dict[Tuner, list[Request]] = {self.tuner: [requests[0] for requests in self.rows]}
+        for request in (request for requests in self.rows for request in requests):
+            if request.tuner is not None:
+                texts.setdefault(request.tuner, []).append(request)
+        for tuner, own in texts.items():
+            tuner.expect(len(own), any(not request.trace.steps for request in own))
 
     def _too_long(self) -> dict[int, Exception]:
         """When memory is short, the row with the longest prompt that this step was to read; else raises again."""
@@ -246,11 +260,13 @@ class EagerStepper:
             return
         steps = [branch.step for branch in result.branches]
         seconds = steps[0].seconds  # all branches share it
-        whole = time.perf_counter() - pending.start
-        seconds["overhead"] = whole - sum(seconds.values())
+        whole, busy = (stop - start for start, stop in zip(pending.start, now(), strict=True))
         self._arrivals.measure_step(whole)
-        if self._fresh:  # the call included prefill
-            seconds["prompt"], seconds["target"] = seconds["target"], 0.0
+        for spent, total in ((seconds, whole), (result.busy, busy)):
+            spent["overhead"] = total - sum(spent.values())
+            if self._fresh:  # the call included prefill
+                spent["prompt"], spent["target"] = spent["target"], 0.0
+        seconds = result.busy if self._counts_busy else seconds
         self._largest = max(self._largest, draft_bytes(result.draft, result.p), key=lambda size: size["laws"])
         laws = self._laws(result, range(len(pending.rows))) if self.tuner.wants_laws else None
         self.tuner.learn(StepReport(pending.asked, result.draft.tree, steps, seconds, self._fresh, laws))
@@ -260,15 +276,16 @@ class EagerStepper:
             asked = pending.asked.cut(max(pending.rows[row].depth for row in rows))
             own = [branch.step for branch in branches]
             sent = Tree.chain(max(one.depth for one in own))
-            tuner.learn(StepReport(asked, sent, own, seconds, self._fresh, laws))
+            is_shared = len(branches) < len(result.branches)
+            tuner.learn(StepReport(asked, sent, own, seconds, self._fresh or is_shared, laws))
         self._fresh = False
 
     def _tuners(self, result: StepResult) -> dict[Tuner, list[Branch]]:
-        """The tuners of requests that go on, each with what the step brought its texts."""
+        """The tuners of requests, each with what the step brought its texts."""
         found: dict[Tuner, list[Branch]] = {}
         for branch, requests in zip(result.branches, self.rows, strict=True):
             for request in requests:
-                if request.tuner is not None and not request.finish:
+                if request.tuner is not None:
                     found.setdefault(request.tuner, []).append(branch)
         return found
 

@@ -21,6 +21,7 @@ LONGEST = 16  # guesses in a row
 RECENT = 7  # times kept for each size of call
 SIMILAR_SIZES = 9  # up to so many times the smallest size, times are nearly linear
 PRIOR_COUNT = 6  # weight of that line, in measurements
+START_ROWS = 3  # rows that take as long to draft as to start drafting
 BATCH = 8  # rows from which on even a plain call may be bound by arithmetic, so that no line is supposed
 FADE = 0.96  # weight of older steps after one more: about the last 25 count
 FACTORS = (0.7, 0.85, 1.0, 1.15)  # of the draft's temperature
@@ -29,19 +30,19 @@ FACTORS = (0.7, 0.85, 1.0, 1.15)  # of the draft's temperature
 class StepCosts(Protocol):
     """The times of steps, measured or assumed."""
 
-    def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
-        """Record a call with `tokens` tokens after `levels` levels of drafting."""
+    def add(self, tokens: int, levels: int, seconds: Mapping[str, float], rows: int = 1) -> None:
+        """Record a call with `tokens` tokens after `levels` levels of drafting in so many rows."""
         ...
 
     @property
     def known(self) -> bool: ...
 
     def has(self, tokens: int) -> bool:
-        """Whether a call with `tokens` tokens was measured, not only extrapolated."""
+        """Whether calls with about so many tokens were measured, and not only extrapolated."""
         ...
 
-    def draft(self, levels: int) -> float:
-        """The time of drafting `levels` levels."""
+    def draft(self, levels: int, rows: int = 1) -> float:
+        """The time of drafting `levels` levels in so many rows."""
         ...
 
     def call(self, tokens: int) -> float:
@@ -50,23 +51,28 @@ class StepCosts(Protocol):
 
 
 class Clock:
-    """Measured times: medians of the last few, robust against outliers, interpolated linearly."""
+    """Measured times: medians of the last few, robust against outliers, interpolated linearly.
+
+    A call takes as long for 16 texts of one token as for 4 texts of 4, so all of them make one line. Drafting goes
+    level by level: its times are kept by the number of texts, and scaled for other numbers.
+    """
 
     def __init__(self, enough: int = 3) -> None:
         """`enough`: number of measurements of one size that are trusted."""
         self._enough = enough
         self._calls: dict[int, deque[float]] = {}
-        self._levels: dict[int, deque[float]] = {}
+        self._levels: dict[int, dict[int, deque[float]]] = {}  # by rows, then levels
         self._sizes: list[int] = []
         self._times: list[float] = []
-        self._first = self._slope = 0.0  # seconds: of starting to draft, and per level
+        self._lines: dict[int, tuple[float, float]] = {}  # by rows: seconds of starting to draft, and per level
 
-    def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
+    def add(self, tokens: int, levels: int, seconds: Mapping[str, float], rows: int = 1) -> None:
         rest = sum(spent for phase, spent in seconds.items() if phase != "draft")
         self._calls.setdefault(tokens, deque(maxlen=RECENT)).append(rest)
         if levels:
-            self._levels.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"])
-            self._line()
+            mine = self._levels.setdefault(rows, {})
+            mine.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"])
+            self._lines[rows] = _line({count: median(times) for count, times in mine.items()})
         self._sizes = sorted(self._calls)
         times = self._medians() if self._sizes[0] < BATCH else [median(self._calls[n]) for n in self._sizes]
         self._times = list(accumulate(times, max))  # more tokens never take less time: where they seem to, it is noise
@@ -74,7 +80,8 @@ class Clock:
     def _medians(self) -> list[float]:
         """The times of few tokens, where neighbours are alike: medians, with what is supposed before they are known."""
         first = median(self._calls[self._sizes[0]])
-        middle = [first] + [median([*self._calls[n], _supposed(first, n / self._sizes[0])]) for n in self._sizes[1:]]
+        supposed = {n: [_supposed(first, n / self._sizes[0])] if n < BATCH else [] for n in self._sizes[1:]}
+        middle = [first] + [median([*self._calls[n], *supposed[n]]) for n in self._sizes[1:]]
         return _even(self._sizes, middle, [len(self._calls[n]) for n in self._sizes])
 
     @property
@@ -82,23 +89,16 @@ class Clock:
         return any(len(times) >= self._enough for times in self._calls.values())
 
     def has(self, tokens: int) -> bool:
-        return tokens in self._calls
+        return any(2 * tokens <= 3 * size and 2 * size <= 3 * tokens for size in self._calls)
 
-    def draft(self, levels: int) -> float:
+    def draft(self, levels: int, rows: int = 1) -> float:
         if not levels:
             return 0.0
-        return self._first + self._slope * levels if self._levels else 0.05 * self._times[0] * levels
-
-    def _line(self) -> None:
-        """Fit the time of drafting by levels: a line, because the first level may take longer than the others."""
-        medians = {count: median(times) for count, times in self._levels.items()}
-        few, many = min(medians), max(medians)
-        per_level = min(time / count for count, time in medians.items())
-        slope = (medians[many] - medians[few]) / (many - few) if many > few else per_level
-        self._slope = min(
-            max(slope, per_level / 2), per_level
-        )  # bounded, because a slope through two measurements is unreliable
-        self._first = max(median(time - self._slope * count for count, time in medians.items()), 0.0)
+        if not self._lines:
+            return 0.05 * self.call(rows) * levels
+        nearest = min(self._lines, key=lambda measured: max(measured / rows, rows / measured))
+        first, slope = self._lines[nearest]
+        return (first + slope * levels) * (START_ROWS + rows) / (START_ROWS + nearest)
 
     def call(self, tokens: int) -> float:
         sizes, times = self._sizes, self._times
@@ -112,6 +112,15 @@ class Clock:
         slope = (times[high] - times[low]) / (sizes[high] - sizes[low])
         least = 0.02 * times[0] / sizes[0] if beyond else 0.0  # extrapolated tokens are never free
         return times[place - 1] + max(slope, least) * (tokens - sizes[place - 1])
+
+
+def _line(medians: Mapping[int, float]) -> tuple[float, float]:
+    """Start and slope of the time of drafting by levels: the first level may take longer than the others."""
+    few, many = min(medians), max(medians)
+    per_level = min(time / count for count, time in medians.items())
+    slope = (medians[many] - medians[few]) / (many - few) if many > few else per_level
+    slope = min(max(slope, per_level / 2), per_level)  # bounded, because one through two measurements is unreliable
+    return max(median(time - slope * count for count, time in medians.items()), 0.0), slope
 
 
 def _even(sizes: Sequence[int], times: Sequence[float], counts: Sequence[int]) -> list[float]:
@@ -151,10 +160,10 @@ class Nominal:
     def has(self, tokens: int) -> bool:
         return True
 
-    def draft(self, levels: int) -> float:
+    def draft(self, levels: int, rows: int = 1) -> float:
         return self.level * levels
 
-    def add(self, tokens: int, levels: int, seconds: Mapping[str, float]) -> None:
+    def add(self, tokens: int, levels: int, seconds: Mapping[str, float], rows: int = 1) -> None:
         """Nothing to learn."""
 
     def call(self, tokens: int) -> float:

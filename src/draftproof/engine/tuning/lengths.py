@@ -43,6 +43,9 @@ class Pace:
     def tree(self) -> Tree:
         return self.example.cut(self.length)
 
+    def expect(self, rows: int, joining: bool) -> None:
+        """Nothing depends on it: a graph has as many rows in every step."""
+
     def learn(self, report: StepReport) -> None:
         """Record a step: its times, and how many draft tokens were accepted in each row."""
         length, seconds = report.asked.depth[-1], report.seconds

@@ -2,7 +2,9 @@
 
 The shape with the most tokens per second follows from times and noise-free acceptance of past steps (estimates.py).
 Where none beats plain sampling the drafter is not called; it is tried again after growing pauses, within a small
-budget. Exact: a step's shape and draft temperature depend on past steps only, never on the draft at hand.
+budget. What pays for few texts may not for many: the shape is chosen for as many as the step has, and gains and losses
+are counted for batches of each size apart. Exact: a step's shape and draft temperature depend on past steps only, never
+on the draft at hand.
 
 If shapes depend on the clock, the seed alone cannot reproduce a text. So a request with a seed has an `Auto` of its
 own, with assumed costs (`Nominal`), and its text depends on nothing else.
@@ -11,6 +13,7 @@ own, with assumed costs (`Nominal`), and its text depends on nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from draftproof.draft import Tree
@@ -23,14 +26,16 @@ from draftproof.theory import plan
 WIDTHS = (1, 2, 4, 8)
 MOST = 33  # nodes of a tree
 PLAIN = Tree.chain(0)
-MARGIN = 0.02  # gain that drafting must promise
+MARGIN = 0.02  # gain that drafting must promise, ...
+BATCH_MARGIN = 0.1  # ... and by a trained drafter in a batch: it has the prompts of texts that join to read, too
 FIRST = 4  # draft tokens to begin with, for a trained drafter
 PATIENCE = 8  # weight of the prior in steps, for a trained drafter
 SLACK = 0.96  # share of the best gain at which a longer draft is preferred, for a trained drafter
 LOSS = 1.5  # plain steps' time that a trained drafter may lose before drafting stops
 PROBE = 2  # steps with a draft that test whether it pays
 PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
-BUDGET = 0.015  # share of all time that probes may lose
+BUDGET = 0.015  # share of all time that probes may lose, ...
+BATCH_BUDGET = 0.005  # ... and in a batch: its rows have also to be caught up with
 REFRESH = 64  # steps after which plain sampling, or another width, is measured again
 
 
@@ -39,6 +44,18 @@ class Choice(NamedTuple):
 
     tree: Tree
     gain: float
+
+
+@dataclass
+class Account:
+    """Gains and losses of drafting in batches of about one size, and whether it is off there."""
+
+    probing: int  # probing steps still to be made, whether they pay or not
+    pause: int = PAUSE
+    wait: int = 0  # plain steps until the next probe
+    lost: float = 0.0  # seconds, against plain sampling
+    spent: float = 0.0  # seconds in all
+    since: int = 0  # steps since plain sampling was measured
 
 
 class Auto:
@@ -70,13 +87,8 @@ class Auto:
             self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = (past.temper if past else Temper()) if tempers else None
         self.rows = 1
-        self._probing = PROBE  # probing steps still to be made, whether they pay or not
+        self._accounts: dict[int, Account] = {}  # by the binary digits of the number of rows
         self._width = 1  # of the probe
-        self._pause = PAUSE
-        self._wait = 0  # plain steps until the next probe
-        self._busy = 1  # rows when drafting was stopped
-        self._lost = self._spent = 0.0  # seconds: lost against plain sampling; in all
-        self._since = 0  # steps since plain sampling was measured
         self._choice: Choice | None = None
         self.tree = PLAIN if hopeful else self._next()  # the prefill call yields a token anyway
 
@@ -95,58 +107,78 @@ class Auto:
         """Whether `learn` would look at the laws of the next step."""
         return self.temper is not None and self.temper.wants_laws and len(self.tree.children(0)) == 1
 
+    @property
+    def _account(self) -> Account:
+        """Of batches like the present one. What is known from others is enough to begin with, if there were any."""
+        size = self.rows.bit_length()
+        if size not in self._accounts:
+            self._accounts[size] = Account(0 if self.seen[1].seen else PROBE)
+        return self._accounts[size]
+
+    def expect(self, rows: int, joining: bool) -> None:
+        """Choose again if the batch is not what it was; a call that reads a prompt yields a token anyway, and its
+        client waits for that. Where costs are assumed, a text depends on its own steps alone."""
+        if isinstance(self.costs, Nominal):
+            return
+        if rows != self.rows:
+            self.rows, self._choice = rows, None
+            self.tree = self._next()
+        if joining:
+            self.tree = PLAIN
+
     def learn(self, report: StepReport) -> None:
         """Record a step: its times, how far its draft tokens got, and its laws."""
         asked, sent, steps, seconds, fresh, laws = report
         fresh = fresh and not isinstance(self.costs, Nominal)  # assumed costs are the same with prefill
+        self._choice = self._choice if self.rows == len(steps) else None
         self.rows = len(steps)
+        account = self._account
         depth, width = asked.depth[-1], len(asked.children(0))
         if not fresh:
-            self.costs.add(self.rows * sent.size, depth, seconds)
-            self._account(sent, depth, steps, sum(seconds.values()))
-            self._since = 0 if sent.size == 1 or isinstance(self.costs, Nominal) else self._since + 1
+            self.costs.add(self.rows * sent.size, depth, seconds, self.rows)
+            self._charge(sent, depth, steps, sum(seconds.values()))
+            account.since = 0 if sent.size == 1 or isinstance(self.costs, Nominal) else account.since + 1
         if depth:
             reached = [_reached(step) for step in steps]
             self.seen.setdefault(width, Survival()).add(depth, sent.depth[-1], reached)
             self._choice = None
-            if sent.size > 1 and not fresh and self._probing:
-                self._probing -= 1
-                if not self._probing and self._hopeless:
+            if sent.size > 1 and not fresh and account.probing:
+                account.probing -= 1
+                if not account.probing and self._hopeless:
                     self._off()
         if laws is not None and self.temper is not None:
             self.temper.learn(*laws)
         self.tree = self._next()
 
-    def _account(self, sent: Tree, levels: int, steps: Sequence[Step], seconds: float) -> None:
+    def _charge(self, sent: Tree, levels: int, steps: Sequence[Step], seconds: float) -> None:
         """Add the step's time to the budget, and its loss against plain sampling; outliers are capped."""
-        plain = self.costs.call(self.rows)
-        usual = self.costs.call(self.rows * sent.size) + self.costs.draft(levels)
+        account, plain = self._account, self.costs.call(self.rows)
+        usual = self.costs.call(self.rows * sent.size) + self.costs.draft(levels, self.rows)
         took = usual if isinstance(self.costs, Nominal) else min(seconds, 1.5 * usual)
-        self._spent += took
+        account.spent += took
         if levels and self.costs.has(self.rows):  # else it is only supposed what plain sampling takes
             tokens = 1 + sum(step.expected for step in steps) / len(steps)
-            self._lost = max(self._lost + min(took, usual) - tokens * plain, -10 * plain)
+            account.lost = max(account.lost + min(took, usual) - tokens * plain, -10 * plain)
 
     def _next(self) -> Tree:
         """The shape of the next step."""
+        account = self._account
         if not self.costs.known:  # the first step includes prefill; the next ones measure a plain step
-            return Tree.chain(FIRST) if self._hopeful else PLAIN
-        if self._probing:
+            return Tree.chain(FIRST) if self._hopeful and self.rows < BATCH else PLAIN
+        if account.probing:
             return self._best(self._width, least=1).tree
-        if self._wait and 2 * self.rows <= self._busy:  # what did not pay in a large batch may pay in a small one
-            self._wait, self._pause, self._lost = 0, PAUSE, 0.0
-        if self._wait:
-            self._wait -= 1
-            if self._wait or not self._affordable(1):
-                self._wait = max(self._wait, 1)
+        if account.wait:
+            account.wait -= 1
+            if account.wait or not self._affordable(1):
+                account.wait = max(account.wait, 1)
                 return PLAIN
             return self._probe(1)
         if self._hopeless:
             return self._off()
         if self._hopeful and not self.costs.has(self.rows) and self.seen[1].seen >= FIRST:
             return PLAIN  # measure plain sampling, to compare with
-        if self._since >= REFRESH:
-            self._since = 0
+        if account.since >= REFRESH:
+            account.since = 0
             rare = min(self.seen, key=lambda width: self.seen[width].seen)
             return PLAIN if rare == 1 or not self._affordable(rare) else self._probe(rare)
         unseen = [width for width in WIDTHS if width in self.seen and not self.seen[width].seen]
@@ -159,35 +191,42 @@ class Auto:
     def _hopeless(self) -> bool:
         """Whether drafting has lost too much time, or promises no gain.
 
-        A trained drafter must have lost time in any case, and may lose more: acceptance varies from step to step. Not
-        so that of a batch, whose texts even it out.
+        Alone, a trained drafter must have lost time in any case, and may lose more: acceptance varies from step to
+        step. Not so that of a batch, whose texts even it out.
         """
-        plain, pays = self.costs.call(self.rows), self._pays()
-        if not self._hopeful or self.rows >= BATCH:
-            return not pays or self._lost > BUDGET * self._spent + plain
-        return self._lost > (3 * LOSS if pays else LOSS) * plain
+        account, plain, pays = self._account, self.costs.call(self.rows), self._pays()
+        if not self._hopeful or self.rows > 1:
+            return not pays or account.lost > self._budget + plain
+        return account.lost > (3 * LOSS if pays else LOSS) * plain
 
     def _probe(self, width: int, steps: int = PROBE) -> Tree:
-        self._probing, self._width = steps, width
+        self._account.probing, self._width = steps, width
         self.seen[width].doubt()
         return self._best(width, least=1).tree
 
     def _off(self) -> Tree:
         """Make plain steps for a while, longer each time."""
-        self._wait, self._pause, self._busy = self._pause, min(2 * self._pause, LONGEST_PAUSE), self.rows
+        account = self._account
+        account.wait, account.pause = account.pause, min(2 * account.pause, LONGEST_PAUSE)
         return PLAIN
 
     def _affordable(self, width: int) -> bool:
         """Whether a probe's likely loss is within the budget."""
         tree, gain = self._best(width, least=1)
-        took = self.costs.call(self.rows * tree.size) + self.costs.draft(tree.depth[-1])
-        return self._lost + PROBE * took * max(1 - gain, 0.0) <= BUDGET * self._spent
+        took = self.costs.call(self.rows * tree.size) + self.costs.draft(tree.depth[-1], self.rows)
+        return self._account.lost + PROBE * took * max(1 - gain, 0.0) <= self._budget
+
+    @property
+    def _budget(self) -> float:
+        """Seconds that may be lost."""
+        return (BUDGET if self.rows == 1 else BATCH_BUDGET) * self._account.spent
 
     def _pays(self) -> bool:
         """Whether drafting gains enough; the margin is smaller for a drafter that rarely has a guess."""
-        pays = self._chosen().gain >= 1 + MARGIN * self.seen[1].guessed
+        margin = BATCH_MARGIN if self._hopeful and self.rows > 1 else MARGIN
+        pays = self._chosen().gain >= 1 + margin * self.seen[1].guessed
         if pays:
-            self._pause = PAUSE
+            self._account.pause = PAUSE
         return pays
 
     def _chosen(self) -> Choice:
@@ -214,7 +253,7 @@ class Auto:
             call = cost.call(rows * (1 + width * length))
             tokens += guessed * reached[length - 1]
             seconds += guessed * deep[length - 1] * (call - before)
-            seconds += asked * (cost.draft(length) - cost.draft(length - 1))
+            seconds += asked * (cost.draft(length, rows) - cost.draft(length - 1, rows))
             before, asked = call, guessed * deep[length - 1]
             choices.append(Choice(Tree.paths(width, length), tokens * plain / seconds))
         best = max(choices, key=lambda choice: choice.gain)
@@ -226,7 +265,9 @@ class Auto:
         """The best tree for the acceptance of siblings at the first level."""
         acc = plan.by_sibling({width: seen.reached[0] for width, seen in self.seen.items() if seen.seen or width == 1})
         sizes = {n: plan.Seconds(self.costs.call(self.rows * n)) for n in (1, 2, 3, 5, 9, 17, MOST)}
-        planned = plan.best_tree(acc, plan.Costs(plan.Seconds(self.costs.draft(6) / 6), sizes), most=MOST, depth=6)
+        planned = plan.best_tree(
+            acc, plan.Costs(plan.Seconds(self.costs.draft(6, self.rows) / 6), sizes), most=MOST, depth=6
+        )
         return Choice(planned.tree, planned.speedup)
 
 

@@ -21,7 +21,7 @@ class StepReport(NamedTuple):
     sent: Tree  # the part of it that had draft tokens
     steps: Sequence[Step]  # of each text in the call
     seconds: Mapping[str, float]  # by phase
-    fresh: bool = False  # the call included prefill, so its time does not count
+    fresh: bool = False  # the call included prefill, or rows of others: its time does not count
     laws: tuple[np.ndarray, np.ndarray] | None = None  # p and q [B, V] after the last committed tokens, where wanted
 
 
@@ -58,6 +58,10 @@ class Tuner(Protocol):
         """Whether `learn` would look at the laws of the next step."""
         ...
 
+    def expect(self, rows: int, joining: bool) -> None:
+        """Before a step: how many texts it has, and whether one of them has its prompt still to be read."""
+        ...
+
     def learn(self, report: StepReport) -> None:
         """Record a step."""
         ...
@@ -73,6 +77,9 @@ class Fixed:
     def __init__(self, tree: Tree) -> None:
         self.tree = self.example = tree
         self.size = tree.size
+
+    def expect(self, rows: int, joining: bool) -> None:
+        """Nothing depends on it."""
 
     def learn(self, report: StepReport) -> None:
         """Nothing to learn."""

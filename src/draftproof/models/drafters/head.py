@@ -22,7 +22,7 @@ from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.law import Array
 from draftproof.models.base import ModelFacts, innermost
-from draftproof.models.hf import HFModel, HFSession, ancestry
+from draftproof.models.hf import NARROW, HFModel, HFSession, ancestry
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import head as headnet
 from draftproof.models.llama.backends import native_head
@@ -132,9 +132,6 @@ class HeadSession:
         """Compute the entries of tokens that the target's row has read, in a call of its own."""
         start, stop = int(self.known[row]), int(self.target.length[row])
         if start < stop:
-            if not self.cache.is_allocated:
-                shape = self.model.network.config.shape
-                self.cache.allocate(shape.shared, shape.size, self.angles.cos)
             self._straight(row, start, stop - 1)
             self.known[row] = stop
         return stop == len(self.texts[row]) - 1
@@ -211,6 +208,11 @@ class HeadSession:
         self.target.read(rows)
         last = np.array([len(text) - 2 for text in self.texts[:rows]])  # node 0's entry
         start = np.minimum(self.known[:rows], last)
+        missing = last - start
+        if rows * missing.max() > sum(count + NARROW for count in missing if count):
+            for row in np.nonzero(missing)[0]:  # apart, because in one call more would be padding
+                self._straight(int(row), int(start[row]), int(last[row]) - 1)
+            start = last
         self.known[:rows] = last + 1
         if rows == 1 and last[0] >= 0:
             self.states = self._straight(0, int(start[0]), int(last[0]))[:, -1:]
@@ -229,6 +231,9 @@ class HeadSession:
 
     def _straight(self, row: int, start: int, last: int) -> torch.Tensor:
         """Entries of one row from the target's states: slots are ranges, nothing is padded."""
+        if row and not self.cache.is_allocated:
+            shape = self.model.network.config.shape
+            self.cache.allocate(shape.shared, shape.size, self.angles.cos)
         count, device = last + 1 - start, self.angles.cos.device
         mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
         ids = np.array([self.texts[row][start + 1 : last + 2]])
