@@ -192,7 +192,7 @@ class HFSession:
 
     @property
     def _follows_rules(self) -> bool:
-        """Whether the network follows a causal mask that is not written out."""
+        """Whether these are fused layers on a CPU: they need no causal mask written out, and skip padding."""
         return isinstance(self.model.network, FusedLlama) and self.model.network.device.type == "cpu"
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
@@ -217,7 +217,7 @@ class HFSession:
         if last > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
         self.cache.used = max(self.cache.used, last + 1)
-        placement = placed(slots, device, padded=True)
+        placement = placed(slots, device, padded=self._follows_rules)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = True
