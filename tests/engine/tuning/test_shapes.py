@@ -269,15 +269,29 @@ def test_times_are_medians_and_lines_between_them():
     assert clock.call(3) == pytest.approx(2.0)
     assert clock.call(9) == pytest.approx(5.0)
     assert [clock.draft(levels) for levels in (0, 1, 3)] == pytest.approx([0.0, 0.2, 0.6])
-    clock.add(37, 0, {"draft": 0.0, "target": 0.5})  # more never takes less
-    assert clock.call(37) == 3.0
-    assert clock.call(40) > 3.0  # beyond what was measured nothing is free
+    clock.add(37, 0, {"draft": 0.0, "target": 2.5})  # fewer never take more
+    assert clock.call(5) == clock.call(37) == 2.5
+    assert clock.call(40) > 2.5  # beyond what was measured nothing is free
+    clock.add(37, 0, {"draft": 0.0, "target": 10.0})
+    clock.add(37, 0, {"draft": 0.0, "target": 10.0})
     clock.add(3, 0, {"draft": 0.0, "target": 3.0})  # neighbours are no steps of a stair: they lie near a line
     clock.add(3, 0, {"draft": 0.0, "target": 3.0})
     assert 1 < clock.call(1) < clock.call(2) < clock.call(3) < clock.call(5) == pytest.approx(3.0, rel=0.1)
     for levels, seconds in ((1, 0.25), (4, 0.7)):
         clock.add(levels + 1, levels, {"draft": seconds, "target": 0.5})
     assert clock.draft(3) == pytest.approx(0.1 + 3 * 0.15)  # the first level takes longer than the others
+
+
+def test_times_of_a_busy_machine_are_forgotten_once_it_is_quiet():
+    clock = Clock()
+    for _ in range(7):
+        clock.add(16, 0, {"draft": 0.0, "target": 300.0})
+        clock.add(5, 4, {"draft": 40.0, "target": 200.0})
+    clock.add(16, 0, {"draft": 0.0, "target": 30.0})
+    assert clock.call(16) == 30.0
+    assert clock.call(5) <= 30.0
+    clock.add(5, 4, {"draft": 4.0, "target": 20.0})
+    assert clock.draft(4) == pytest.approx(4.0)
 
 
 def test_times_of_drafting_are_scaled_to_other_batches():

@@ -19,6 +19,7 @@ from draftproof.theory.plan import tempered
 
 LONGEST = 16  # guesses in a row
 RECENT = 7  # times kept for each size of call
+OUTDATED = 0.7  # share of the usual time
 SIMILAR_SIZES = 9  # up to so many times the smallest size, times are nearly linear
 PRIOR_COUNT = 6  # weight of that line, in measurements
 START_ROWS = 3  # rows that take as long to draft as to start drafting
@@ -68,14 +69,15 @@ class Clock:
 
     def add(self, tokens: int, levels: int, seconds: Mapping[str, float], rows: int = 1) -> None:
         rest = sum(spent for phase, spent in seconds.items() if phase != "draft")
-        self._calls.setdefault(tokens, deque(maxlen=RECENT)).append(rest)
+        _append(self._calls.setdefault(tokens, deque(maxlen=RECENT)), rest)
         if levels:
             mine = self._levels.setdefault(rows, {})
-            mine.setdefault(levels, deque(maxlen=RECENT)).append(seconds["draft"])
+            _append(mine.setdefault(levels, deque(maxlen=RECENT)), seconds["draft"])
             self._lines[rows] = _line({count: median(times) for count, times in mine.items()})
         self._sizes = sorted(self._calls)
         times = self._medians() if self._sizes[0] < BATCH else [median(self._calls[n]) for n in self._sizes]
-        self._times = list(accumulate(times, max))  # more tokens never take less time: where they seem to, it is noise
+        # fewer tokens never take more time: where they seem to, something else ran then
+        self._times = list(accumulate(reversed(times), min))[::-1]
 
     def _medians(self) -> list[float]:
         """The times of few tokens, where neighbours are alike: medians, with what is supposed before they are known."""
@@ -112,6 +114,13 @@ class Clock:
         slope = (times[high] - times[low]) / (sizes[high] - sizes[low])
         least = 0.02 * times[0] / sizes[0] if beyond else 0.0  # extrapolated tokens are never free
         return times[place - 1] + max(slope, least) * (tokens - sizes[place - 1])
+
+
+def _append(times: deque[float], seconds: float) -> None:
+    """One more time; if it is much shorter those before it are out of date: what else runs only makes them longer."""
+    if times and seconds < OUTDATED * median(times):
+        times.clear()
+    times.append(seconds)
 
 
 def _line(medians: Mapping[int, float]) -> tuple[float, float]:
