@@ -28,3 +28,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     save(folder / "target", noise=0.0)
     save(folder / "drafter", noise=0.15)
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model in a folder that vLLM reads."""
+    from draftproof.models.files import download, packed
+
+    folder = tmp_path_factory.mktemp("smollm2")
+    packed.write_out(download.smollm2(), folder)
+    return folder

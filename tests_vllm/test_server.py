@@ -66,17 +66,10 @@ class Server:
         self.process.wait(60)
 
 
-def smollm2() -> str:
-    """The folder of the default model."""
-    from draftproof.models.files import download
-
-    return str(download.smollm2())
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Server]:
     """SmolLM2 with drafts by itself, so that they are accepted, each rule by request."""
-    model = smollm2()
+    model = str(smollm2)
     drafts = {
         "method": "draft_model", "model": model, "num_speculative_tokens": 3, "draft_sample_method": "probabilistic",
     }  # fmt: skip

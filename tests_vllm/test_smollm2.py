@@ -11,10 +11,8 @@ from tests_vllm import tiny
 
 
 @pytest.fixture(scope="module")
-def served() -> Any:
-    from draftproof.models.files import download
-
-    return tiny.engine(Path(download.smollm2()), tiny.ngram(), "token", max_num_seqs=8, max_model_len=256)
+def served(smollm2: Path) -> Any:
+    return tiny.engine(smollm2, tiny.ngram(), "token", max_num_seqs=8, max_model_len=256)
 
 
 def test_ngram_drafts_of_a_real_model_pass_the_audit(served: Any) -> None:

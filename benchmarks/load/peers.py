@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,8 +18,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import httpx
-import torch
-from safetensors.torch import save_file
 
 from benchmarks.load.clients import TIMEOUT, read
 from benchmarks.load.process import STOP, serving
@@ -178,7 +175,7 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
     }
     elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
-        _write_out(smollm2(), Path(folder))
+        packed.write_out(smollm2(), Path(folder))
         process = subprocess.Popen(
             [*command, "--model", folder], stdout=log, stderr=log, env={**elsewhere, **own}, start_new_session=True
         )  # its workers are in the same session, and end with it
@@ -196,12 +193,6 @@ def _vllm(python: Path, dtype: str, threads: int, rows: int) -> Iterator[Server]
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its workers are in the same group
-
-
-def _write_out(source: Path, folder: Path) -> None:
-    """The same weights as others read them."""
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(packed.FILE), dirs_exist_ok=True)
-    save_file(packed.read(source, torch.float32), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _is_ready(url: str, process: subprocess.Popen[bytes]) -> bool:

@@ -509,3 +509,17 @@ def test_a_guess_comes_no_deeper_than_without_a_grammar():
     made = dp.generate(target, [0], draft=target, tree="chain:3", **how)
     assert made.trace.steps[0].drafted == 3
     assert made.tokens[:2] == [0, 1]
+
+
+def test_texts_of_different_temperatures_beside_each_other_are_those_that_they_are_alone():
+    """Drafts of rows with a grammar are masked together, each at its own temperature."""
+    target, draft = tiny.model(), tiny.model("llama", 1)
+    grammar = dp.Grammar.regex("[a-p]{20}")
+    settings = [{"sampling": dp.Sampling(temperature=t, grammar=grammar), "seed": 5} for t in (0.4, 1.6, 0.4)]
+    alone = [dp.generate(target, [1, 2], draft=draft, tree="chain:3", max_new_tokens=12, **how) for how in settings]
+    engine = dp.Engine(target, draft=draft, tree="chain:3", rows=3, length=40)
+    together = finished(engine, [engine.add_request([1, 2], max_new_tokens=12, **how) for how in settings])
+    for ours, own in zip(together, alone, strict=True):
+        assert [(step.tokens, step.drafted) for step in ours.trace.steps] == [
+            (step.tokens, step.drafted) for step in own.trace.steps
+        ]

@@ -56,7 +56,11 @@ def main():
         **job["sampling"],
     )
     answers = engine.generate([{"prompt_token_ids": prompt} for prompt in job["prompts"]], params, use_tqdm=False)
-    counts = {metric.name: metric.value for metric in engine.get_metrics() if "spec_decode_num" in metric.name}
+    counts = {
+        metric.name: metric.value
+        for metric in engine.get_metrics()
+        if "spec_decode_num" in metric.name and hasattr(metric, "value")
+    }
     told = {name: counts.get(f"vllm:spec_decode_num_{name}_tokens", 0) for name in ("accepted", "draft")}
     settings = {key: value for key, value in (speculation(job) or {}).items() if key != "model"}
     print(json.dumps({"accepted": told["accepted"], "drafted": told["draft"], "settings": settings}))

@@ -537,3 +537,17 @@ def test_on_the_command_line(tmp_path):
     assert max(step["drafted"] for step in fixed["steps"]) == 3
     wrong = CliRunner().invoke(cli.app, [*words, "--draft-length", "3", "--tree", "star:2"])
     assert "give either --tree or --draft-length" in str(wrong.exception)
+
+
+def test_texts_without_a_seed_tell_their_tuner_how_many_they_are():
+    """Before a step: what pays for few texts may not for many."""
+    target = tiny.model()
+    engine = dp.Engine(target, draft=tiny.model("llama", 1), rows=4, length=40)
+    told, shared = [], engine.setup.together
+    shared.expect = lambda rows, joining: told.append((rows, joining))
+    for _ in range(3):
+        engine.add_request([1, 2, 3], max_new_tokens=4)
+    engine.add_request([1, 2, 3], max_new_tokens=4, seed=1)
+    engine.step()
+    engine.step()
+    assert told[:2] == [(3, True), (3, False)]

@@ -6,6 +6,7 @@ stored as 16-bit floats where that loses nothing, and as float32 elsewhere.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,15 @@ def read(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
     with safe_open(folder / FILE, framework="pt") as file:
         return {name: weight(file, name).to(dtype) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+
+
+def write_out(source: Path, folder: Path) -> None:
+    """Copy a model that `save` stored to an empty folder, with its weights as other libraries read them."""
+    import torch
+    from safetensors.torch import save_file
+
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(FILE), dirs_exist_ok=True)
+    save_file(read(source, torch.float32), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def formats(file: Any) -> dict[str, str]:
