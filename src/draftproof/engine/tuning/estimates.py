@@ -108,7 +108,9 @@ class Clock:
         if place < len(sizes) and sizes[place] == tokens:
             return times[place]
         if place == 0 or len(sizes) == 1:
-            return _supposed(times[0], tokens / sizes[0])
+            return (
+                times[0] * tokens / sizes[0] if BATCH <= sizes[0] < tokens else _supposed(times[0], tokens / sizes[0])
+            )
         beyond = place == len(sizes)
         low, high = (0, place - 1) if beyond else (place - 1, place)
         slope = (times[high] - times[low]) / (sizes[high] - sizes[low])

@@ -36,6 +36,7 @@ PROBE = 2  # steps with a draft that test whether it pays
 PAUSE, LONGEST_PAUSE = 8, 256  # plain steps between probes
 BUDGET = 0.015  # share of all time that probes may lose, ...
 BATCH_BUDGET = 0.005  # ... and in a batch: its rows have also to be caught up with
+CREDIT = 10  # plain steps' time of gains that may be lost again; one in a batch, where luck is no reason
 REFRESH = 64  # steps after which plain sampling, or another width, is measured again
 
 
@@ -109,10 +110,13 @@ class Auto:
 
     @property
     def _account(self) -> Account:
-        """Of batches like the present one. What is known from others is enough to begin with, if there were any."""
-        size = self.rows.bit_length()
+        """Of batches like the present one: 2, 3 to 5, 6 to 11, 12 to 23 rows, and so on.
+
+        A large one begins without drafts, and any if others have shown what to expect.
+        """
+        size = (4 * self.rows // 3).bit_length()
         if size not in self._accounts:
-            self._accounts[size] = Account(0 if self.seen[1].seen else PROBE)
+            self._accounts[size] = Account(0 if self.seen[1].seen or self.rows >= BATCH else PROBE)
         return self._accounts[size]
 
     def expect(self, rows: int, joining: bool) -> None:
@@ -158,7 +162,8 @@ class Auto:
         account.spent += took
         if levels and self.costs.has(self.rows):  # else it is only supposed what plain sampling takes
             tokens = 1 + sum(step.expected for step in steps) / len(steps)
-            account.lost = max(account.lost + min(took, usual) - tokens * plain, -10 * plain)
+            most = -(CREDIT if self.rows == 1 else 1) * plain
+            account.lost = max(account.lost + min(took, usual) - tokens * plain, most)
 
     def _next(self) -> Tree:
         """The shape of the next step."""
