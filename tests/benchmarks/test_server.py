@@ -62,7 +62,7 @@ def test_faults_are_seen():
 def test_a_turn_beside_vllm_counts_every_token(monkeypatch):
     monkeypatch.setattr(peers, "NAME", "tiny")
     with serving(length=256) as server:
-        turn = asyncio.run(peers._turn(peers.Server(server.url, os.getpid(), {}), clients=3, tokens=5, seed=1))
+        turn = asyncio.run(peers.turn(peers.Server(server.url, os.getpid(), {}), clients=3, tokens=5, seed=1))
         assert turn.tokens_per_s > 0
         assert 0 < turn.first_token_s < 3 * 5 * peers.ASKED / turn.tokens_per_s
         samples = dict(line.split(" ") for line in server.get("/metrics").text.splitlines() if not line.startswith("#"))
@@ -71,7 +71,7 @@ def test_a_turn_beside_vllm_counts_every_token(monkeypatch):
 
 def test_servers_are_compared_within_a_round():
     ours, theirs = [peers.Turn(20, 5, 1), peers.Turn(4, 5, 5)], [peers.Turn(10, 5, 2), peers.Turn(1, 5, 10)]
-    assert peers._ratios(ours, theirs) == {"tokens_per_s": 3, "tokens_per_cpu_s": 1, "first_token_s": 0.5}
+    assert peers.ratios(ours, theirs) == {"tokens_per_s": 3, "tokens_per_cpu_s": 1, "first_token_s": 0.5}
 
 
 def test_vllm_is_not_installed_by_the_benchmark(monkeypatch, capsys):
