@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,10 @@ def made(name: str | None, home: Path) -> Path:
     record = folder.with_suffix(".json")  # beside it: written when the environment is whole
     if not record.exists() or json.loads(record.read_text()) != pin:
         folder.mkdir(parents=True, exist_ok=True)
+        pinned = built_with(pin, folder.with_suffix(".txt"))
         for command in commands(pin, folder):
             print(" ".join(command), flush=True)
-            subprocess.run(command, check=True, cwd=folder)
+            subprocess.run(command, check=True, cwd=folder, env={**os.environ, **pinned})
         record.write_text(json.dumps(pin))
     return folder
 
@@ -43,6 +45,14 @@ def commands(pin: dict[str, Any], folder: Path) -> list[list[str]]:
     if pin["without"]:  # packages that others pull in and that do not fit
         wanted.append([python, "-m", "pip", "uninstall", "--quiet", "--yes", *pin["without"]])
     return wanted
+
+
+def built_with(pin: dict[str, Any], constraints: Path) -> dict[str, str]:
+    """Variables that have pip build source packages with the pinned versions too, instead of the newest ones."""
+    if pin["tool"] != "pip":
+        return {}
+    constraints.write_text("".join(f"{package}\n" for package in pin["packages"]))
+    return dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(constraints.resolve()))
 
 
 def interpreter(name: str | None, home: Path) -> list[str]:

@@ -51,6 +51,13 @@ def test_the_commands_of_an_environment(tmp_path):
     assert "--no-deps" in made["vllm-kernels"][-1]
 
 
+def test_source_packages_are_built_with_the_pinned_versions(tmp_path):
+    pin = {"tool": "pip", "packages": ["torch==1", "a==2"], "without": []}
+    made = environments.built_with(pin, tmp_path / "some.txt")
+    assert {Path(path).read_text() for path in made.values()} == {"torch==1\na==2\n"}
+    assert environments.built_with({"tool": "npm", "packages": ["a@1"]}, tmp_path / "other.txt") == {}
+
+
 def test_all_engines_read_the_same_toy(tmp_path, monkeypatch):
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
     target, draft = toy.made(tmp_path)
