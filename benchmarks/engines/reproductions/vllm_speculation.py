@@ -1,7 +1,7 @@
 """vLLM on a CPU, n-gram drafts at temperature 0.7: drafted tokens are sampled at another temperature.
 
 `python vllm_speculation.py toy`, where `python -m benchmarks.engines.toy FOLDER` makes the model's folder. Give the
-draft model's folder as well to see the same with draft_model.
+draft model's folder as well to see the same with draft_model, or the word suffix to see it with suffix decoding.
 """
 
 import os
@@ -34,7 +34,9 @@ def texts(speculation):
 
 def main():
     speculation = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    if len(sys.argv) > 2:
+    if sys.argv[2:] == ["suffix"]:
+        speculation = {"method": "suffix", "num_speculative_tokens": 4}
+    elif len(sys.argv) > 2:
         speculation = {"method": "draft_model", "model": sys.argv[2], "num_speculative_tokens": 4}
     samples = texts(None), texts(speculation)
     for place in range(2):
