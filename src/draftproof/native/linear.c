@@ -3,7 +3,7 @@
 #include "attention.c"
 #include "bytes.h"
 
-enum { GROUP = 32, AHEAD = 4096 }; /* columns of weights that lie together; bytes that are prefetched ahead */
+enum { GROUP = 32, AHEAD = 16384 }; /* columns of weights that lie together; bytes that are prefetched ahead */
 
 /* A linear layer and the norm before it: x is multiplied by the gain, where there is one, and with floor >= 0 divided by
    the root of floor^2 plus the sum of its squares. The weights lie in groups of 32 columns, as bytes where there is a
@@ -100,7 +100,7 @@ static void to_bytes(const Linear *layer, const float *x, uint8_t *bytes, float 
             for (int p = 0; p < PHASES; p++) {                                                                        \
                 const int8_t *w = weights + GROUP * (k + 4 * p);                                                      \
                 Row rows[COUNT];                                                                                      \
-                if (COUNT > 5) /* arithmetic takes so long that memory would idle */                                  \
+                if (COUNT > 1) /* arithmetic takes so long that memory would idle */                                  \
                     __builtin_prefetch(w + AHEAD, 0, 2), __builtin_prefetch(w + AHEAD + 64, 0, 2);                    \
                 for (int r = 0; r < COUNT; r++) rows[r] = take_row(bytes + r * depth + k + 4 * p);                    \
                 for (int c = 0; c < ACROSS; c++) {                                                                    \
