@@ -118,6 +118,22 @@ def test_metrics_have_a_series_for_each_rule_and_position(tmp_path: Any, monkeyp
     assert not any("token" in key[1:] for key in samples)  # nothing was verified by it
 
 
+@pytest.mark.parametrize("started_by_vllm", [False, True])
+def test_a_program_has_counters_of_its_own_and_a_child_its_parents(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, started_by_vllm: bool
+) -> None:
+    pytest.importorskip("prometheus_client")
+    from draftproof.integrations.vllm import metrics
+
+    joined: list[Any] = []
+    monkeypatch.setenv(counters.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(metrics.REGISTRY, "register", joined.append)
+    monkeypatch.setattr(metrics.multiprocessing, "parent_process", lambda: object() if started_by_vllm else None)
+    metrics.offer()
+    assert (os.environ[counters.VARIABLE] == str(tmp_path)) is started_by_vllm
+    assert len(joined) == (not started_by_vllm)
+
+
 def test_seeds_of_drafts_differ_from_step_to_step_and_touch_no_other_slot() -> None:
     seeds, slot = torch.tensor([5, 6, 7, 8]), torch.tensor([2, 0])
     made = [drafting.by_length(seeds, slot, torch.tensor([n, n + 1])) for n in range(100)]

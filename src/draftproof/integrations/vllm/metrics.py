@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -48,8 +49,12 @@ class CounterCollector(Collector):
 
 
 def offer() -> None:
-    """Make the folder of the counters, once for each process that configures engines, and join vLLM's endpoint."""
-    if counters.VARIABLE in os.environ:
+    """Make the folder of the counters and join vLLM's endpoint; to be called once by a process that configures engines.
+
+    Processes that vLLM starts keep the folder of the one that started them. A server that is started as a program has a
+    folder of its own, whatever its environment says: another engine's counters are not its.
+    """
+    if counters.VARIABLE in os.environ and multiprocessing.parent_process() is not None:
         return
     os.environ[counters.VARIABLE] = folder = tempfile.mkdtemp(prefix="draftproof-vllm-")
     atexit.register(_remove, folder, os.getpid())
