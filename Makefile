@@ -43,8 +43,10 @@ site: .venv/site  ## the docs as a website, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open build/site/index.html"
 
+# After an engine with n-gram drafts vLLM cannot make another one in the same process, hence three of them.
 vllm-test: .venv-vllm/installed  ## the plug-in inside vLLM on the CPU, in an environment of its own; minutes
-	@$(VLLM) -m pytest tests_vllm --ignore=tests_vllm/runner_v2 $(VLLM_PYTEST)
+	@$(VLLM) -m pytest tests_vllm/test_engine.py tests_vllm/test_server.py $(VLLM_PYTEST)
+	@$(VLLM) -m pytest tests_vllm/test_smollm2.py $(VLLM_PYTEST)
 	@$(VLLM) -m pytest tests_vllm/runner_v2 $(VLLM_PYTEST)
 
 clean:  ## remove the virtual environment, caches and what was built

@@ -22,6 +22,7 @@ def server_of(llm: Any) -> Any:
 
     from draftproof.integrations.vllm.runner_v2 import SamplerServer
 
+    gc.unfreeze()  # vLLM freezes what an engine is made of, and frozen objects are not listed
     (server,) = (each for each in gc.get_objects() if isinstance(each, SamplerServer))
     return server
 
