@@ -3,7 +3,27 @@
 #include "attention.c"
 #include "bytes.h"
 
-enum { GROUP = 32, AHEAD = 16384 }; /* columns of weights that lie together; bytes that are prefetched ahead */
+enum { GROUP = 32 };              /* columns of weights that lie together */
+enum { STEP = 128, NEAR = 16384 }; /* bytes of weights that a tile reads at once; how far ahead an only tile prefetches */
+
+/* Where a tile of rows prefetches weights while it multiplies those before: the first byte, and bytes for each STEP. */
+typedef struct {
+    const char *from;
+    long step;
+} Ahead;
+
+/* Each tile of a group of weights prefetches its share of the group after it, so that memory never idles. An only tile
+   stays so little time that it prefetches nearer ones. */
+static inline Ahead ahead_of(const void *weights, long bytes, long t, long tiles) {
+    long distance = tiles > 1 || bytes < NEAR ? bytes : NEAR;
+    return (Ahead){(const char *)weights + distance + bytes / tiles * t, STEP / tiles};
+}
+
+/* Prefetches what goes with step i. */
+static inline void prefetch(Ahead ahead, long i) {
+    const char *line = ahead.from + i * ahead.step;
+    __builtin_prefetch(line, 0, 2), __builtin_prefetch(line + 64, 0, 2);
+}
 
 /* A linear layer and the norm before it: x is multiplied by the gain, where there is one, and with floor >= 0 divided by
    the root of floor^2 plus the sum of its squares. The weights lie in groups of 32 columns, as bytes where there is a
@@ -89,7 +109,7 @@ static void to_bytes(const Linear *layer, const float *x, uint8_t *bytes, float 
 /* COUNT rows of bytes times 16 * HALVES columns. PHASES partial sums hide how long an instruction takes. */
 #define TILE(COUNT, PHASES)                                                                                           \
     static void tile##COUNT(const uint8_t *bytes, const float *affine, const int8_t *weights, const Linear *layer,    \
-                            long n, long stride, float *out) {                                                        \
+                            long n, long stride, Ahead ahead, float *out) {                                           \
         enum { ACROSS = HALVES * PARTS };                                                                             \
         long depth = depth_of(layer);                                                                                 \
         Ints sum[COUNT][PHASES][ACROSS];                                                                              \
@@ -100,8 +120,7 @@ static void to_bytes(const Linear *layer, const float *x, uint8_t *bytes, float 
             for (int p = 0; p < PHASES; p++) {                                                                        \
                 const int8_t *w = weights + GROUP * (k + 4 * p);                                                      \
                 Row rows[COUNT];                                                                                      \
-                if (COUNT > 1) /* arithmetic takes so long that memory would idle */                                  \
-                    __builtin_prefetch(w + AHEAD, 0, 2), __builtin_prefetch(w + AHEAD + 64, 0, 2);                    \
+                if (COUNT > 1) prefetch(ahead, k / 4 + p);                                                            \
                 for (int r = 0; r < COUNT; r++) rows[r] = take_row(bytes + r * depth + k + 4 * p);                    \
                 for (int c = 0; c < ACROSS; c++) {                                                                    \
                     Columns columns = take_columns(w + 4 * WIDTH * c);                                                \
@@ -122,7 +141,7 @@ static void to_bytes(const Linear *layer, const float *x, uint8_t *bytes, float 
     }
 TILE(1, 2) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1) TILE(7, 1) TILE(8, 1)
 
-typedef void Tile(const uint8_t *, const float *, const int8_t *, const Linear *, long, long, float *);
+typedef void Tile(const uint8_t *, const float *, const int8_t *, const Linear *, long, long, Ahead, float *);
 static Tile *const TILES[] = {tile1, tile2, tile3, tile4, tile5, tile6, tile7, tile8};
 
 #if WIDTH == 16
@@ -131,13 +150,14 @@ int has_floats(void) { return 1; }
 /* COUNT rows times 32 columns of weights, laid out as [width][32]. Every COUNT uses two partial sums, so that a row's
    result is the same whatever is beside it. */
 #define FLOATS(COUNT)                                                                                                 \
-    static void floats##COUNT(const float *x, const float *weights, long width, float *out) {                         \
+    static void floats##COUNT(const float *x, const float *weights, long width, Ahead ahead, float *out) {            \
         __m512 sum[COUNT][2][2];                                                                                      \
         for (int r = 0; r < COUNT; r++)                                                                               \
             for (int p = 0; p < 2; p++) sum[r][p][0] = sum[r][p][1] = _mm512_setzero_ps();                            \
         for (long k = 0; k < width; k += 2)                                                                           \
             for (int p = 0; p < 2; p++) {                                                                             \
                 const float *w = weights + GROUP * (k + p);                                                           \
+                prefetch(ahead, k + p);                                                                               \
                 __m512 w0 = _mm512_loadu_ps(w), w1 = _mm512_loadu_ps(w + 16);                                         \
                 for (int r = 0; r < COUNT; r++) {                                                                     \
                     __m512 one = _mm512_set1_ps(x[r * width + k + p]);                                                \
@@ -151,7 +171,7 @@ int has_floats(void) { return 1; }
     }
 FLOATS(1) FLOATS(2) FLOATS(3) FLOATS(4) FLOATS(5) FLOATS(6)
 
-typedef void FloatTile(const float *, const float *, long, float *);
+typedef void FloatTile(const float *, const float *, long, Ahead, float *);
 static FloatTile *const FLOAT_TILES[] = {floats1, floats2, floats3, floats4, floats5, floats6};
 #else
 int has_floats(void) { return 0; } /* there are too few registers */
@@ -184,12 +204,14 @@ static void multiply_group(const Linear *layer, const char *scratch, long rows, 
     if (layer->scale) {
         const float *affine = (const float *)(scratch + rows * depth);
         const int8_t *weights = (const int8_t *)layer->weights + n * depth;
-        for (long r = 0, count; r < rows; r += count) {
+        long tiles = (rows + TALL - 1) / TALL, t = 0;
+        for (long r = 0, count; r < rows; r += count, t++) {
             count = tile_rows(rows - r, TALL);
+            Ahead ahead = ahead_of(weights, GROUP * depth, t, tiles);
             float *to = rest == GROUP ? out + r * outputs + n : some;
             for (int c = 0; c < GROUP; c += LANES * HALVES)
                 TILES[count - 1]((const uint8_t *)scratch + r * depth, affine + 2 * r, weights + 4 * c, layer, n + c,
-                                 rest == GROUP ? outputs : GROUP, to + c);
+                                 rest == GROUP ? outputs : GROUP, ahead, to + c);
             for (long i = 0; rest < GROUP && i < count; i++)
                 for (long c = 0; c < rest; c++) out[(r + i) * outputs + n + c] = some[GROUP * i + c];
         }
@@ -198,10 +220,12 @@ static void multiply_group(const Linear *layer, const char *scratch, long rows, 
 #if WIDTH == 16
     long width = layer->width;
     const float *bias = layer->bias ? layer->bias + n : layer->bias;
-    for (long r = 0, count; r < rows; r += count) {
+    const float *weights = (const float *)layer->weights + n * width;
+    long tiles = (rows + 5) / 6, t = 0;
+    for (long r = 0, count; r < rows; r += count, t++) {
         count = tile_rows(rows - r, 6);
-        FLOAT_TILES[count - 1]((const float *)scratch + r * width, (const float *)layer->weights + n * width, width,
-                               some);
+        Ahead ahead = ahead_of(weights, GROUP * width * sizeof(float), t, tiles);
+        FLOAT_TILES[count - 1]((const float *)scratch + r * width, weights, width, ahead, some);
         for (long i = 0; i < count; i++)
             for (long c = 0; c < rest; c++)
                 out[(r + i) * outputs + n + c] = some[GROUP * i + c] + (bias ? bias[c] : 0);
