@@ -6,13 +6,16 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 
 import draftproof as dp
 from draftproof import Tree
 from draftproof.models.base import sessions
+from draftproof.models.drafters import head as head_module
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
-from draftproof.models.llama.int8 import quantise
+from draftproof.models.llama.backends.linear import PackedLinear
+from draftproof.models.llama.int8 import Int8Linear, quantise
 from draftproof.models.llama.rebuild import pack, rebuild
 from tests.support import heads, tiny
 
@@ -46,6 +49,25 @@ def test_the_law_after_a_path_is_that_of_the_allowed_tokens(precision, temperatu
             masked = np.where(some[n % 4], scores[n], -np.inf)
             truth = dp.sampling.law(masked[None], dp.Sampling(temperature=temperature))[0]
             np.testing.assert_allclose(law, truth, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_head_is_in_integers_beside_a_target_in_float32_where_there_is_a_compiler(compiled, monkeypatch):
+    """Its laws are then nearly those that it has in float32, which it keeps without a compiler."""
+    monkeypatch.setattr(head_module, "in_c", lambda: compiled)
+    model = head("float32")
+    assert isinstance(model.output, Int8Linear if compiled else PackedLinear)
+    monkeypatch.setattr(head_module, "in_c", lambda: False)
+    laws = []
+    for one in (model, head("float32")):
+        target, (drafter,) = sessions(one.target, [one], 1, 60)
+        for session in (target, drafter.session):
+            session.join(0, TEXT)
+        scores = drafter.session.extend_reduced(Tree.chain(3), np.array([[TEXT[-1], 10, 44, 2]]), range(4))
+        laws.append(torch.as_tensor(scores).softmax(dim=-1))
+    apart = (laws[0] - laws[1]).abs().sum(dim=-1) / 2
+    assert apart.max() < 0.02
+    assert bool(apart.max() > 0) == compiled
 
 
 @pytest.mark.parametrize("grammar", [None, dp.Grammar.regex("(ab|cd|[d-z]x)*!")])

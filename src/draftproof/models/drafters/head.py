@@ -26,7 +26,7 @@ from draftproof.models.hf import NARROW, HFModel, HFSession, ancestry
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import head as headnet
 from draftproof.models.llama.backends import native_head
-from draftproof.models.llama.backends.linear import PackedLinear
+from draftproof.models.llama.backends.linear import PackedLinear, in_c
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.llama.int8 import Int8Linear, quantise_linears
@@ -59,8 +59,9 @@ class HeadModel:
         self.network = copy.deepcopy(network).to(whole.device, whole.dtype).eval().requires_grad_(False)
         self.norm: nn.Module = self.network.norm_out
         self.output: nn.Module = output
-        like = whole.get_output_embeddings()  # the head computes as the target does
-        if isinstance(like, Int8Linear):
+        like = whole.get_output_embeddings()
+        if isinstance(like, Int8Linear) or (isinstance(like, PackedLinear) and in_c()):
+            # also beside a target in float32: q may be any law, and integers are read four times as fast
             self.norm, self.output = nn.Identity(), Int8Linear(output, norm=self.network.norm_out)
             self.network = quantise_linears(self.network, {})
         elif isinstance(like, PackedLinear):

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draftproof.native import NativeLinear, as_gain, build, column_maxima, lay_out_float32, lay_out_int8, linear
 
-__all__ = ["LaidOut", "PackedLinear", "as_gain", "can_pack", "column_maxima", "laid_out", "lay_out_int8"]
+__all__ = ["LaidOut", "PackedLinear", "as_gain", "can_pack", "column_maxima", "in_c", "laid_out", "lay_out_int8"]
 
 
 class LaidOut(nn.Module):
@@ -58,6 +58,11 @@ class PackedLinear(LaidOut):
         return self.packed.to_dense() if self.native is None else self.native.dense
 
 
+def in_c() -> bool:
+    """Whether this machine has the C functions; without them layers in integers are slow."""
+    return build.compiled() is not None
+
+
 def can_pack() -> bool:
     """Whether this machine has a way to lay float32 weights out."""
-    return bool(torch._C._has_mkldnn) or build.compiled() is not None
+    return bool(torch._C._has_mkldnn) or in_c()
