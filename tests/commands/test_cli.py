@@ -10,10 +10,12 @@ import sys
 from importlib.metadata import version
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from draftproof import models
 from draftproof.commands import cli, rules
+from draftproof.commands.app import app
 from draftproof.models.base import ModelFacts
 from draftproof.verify import VERIFIERS
 from tests.support import tiny
@@ -22,6 +24,12 @@ from tests.support import tiny
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return str(tiny.save(tmp_path_factory.mktemp("tiny")))
+
+
+def test_help_leaves_line_breaks_to_the_terminal():
+    helps = [command.help for command in typer.main.get_command(app).commands.values()]
+    assert any("\n\n" in help for help in helps)
+    assert not any("\n" in part for help in helps for part in help.split("\n\n"))
 
 
 def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, folder):
