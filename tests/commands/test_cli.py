@@ -42,6 +42,11 @@ def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, fold
     assert "tokens in" not in out
 
 
+def test_a_drafter_that_proposed_nothing_is_named(draftproof, folder):
+    words = ("generate", "abc", "--target", folder, "--draft", "ngram", "-n", "1", "--seed", "1")
+    assert "draft ngram, verifier block: no draft token proposed\n" in draftproof(*words)[2]
+
+
 def test_the_text_is_printed_as_it_is(draftproof, folder):
     words = ("generate", "abc", "--target", folder, "-n", "90", "--temperature", "9", "--ignore-eos", "--seed", "7")
     text = json.loads(draftproof(*words, "--json")[1])["text"]
