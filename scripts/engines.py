@@ -1,4 +1,4 @@
-"""The table of docs/engines.md and the page docs/engines.html, from the rows of `python -m benchmarks.engines`."""
+"""The table of docs/engines.md and the page docs/engine-cards.html, from the rows of `python -m benchmarks.engines`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
-PAGE = "engines.html"
+PAGE = "engine-cards.html"  # engines.html is what engines.md becomes on the website
 FIRST = ("transformers", "vLLM", "OpenVINO GenAI", "llama.cpp", "vLLM kernels", "draftproof", "draftproof serve")
 HEADS = ("engine", "mode", "tokens", "verdict", "evidence", "paired", "unchecked drafts", "residuals from p")
 FAULTS = {"unchecked drafts": "draft leaks", "residuals from p": "rejection"}  # kind of fault -> family of bets
@@ -87,7 +87,7 @@ def page(root: Path) -> str:
 <h1>Which engines are exact</h1>
 <p>{INTRODUCTION}</p>
 <p class="note">{len(counted)} speculative modes, {wrong} of them not exact. How it was measured, the reproductions and
-what is missing: <a href="engines.md">engines.md</a> in the docs of draftproof.</p>
+what is missing: the page Engines of draftproof's docs (docs/engines.md).</p>
 {"".join(parts)}
 </main></body></html>
 """

@@ -206,7 +206,7 @@ EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda root: edit(root / "benchmarks/results/audit.json", '"exact": true', '"exact": false'),
     ),
     "an engine is audited anew": (
-        "docs/engines.md docs/engines.html",
+        "docs/engines.md docs/engine-cards.html",
         lambda root: edit(root / "benchmarks/results/engines.json", '"exact so far"', '"not exact"'),
     ),
     "a speed is recorded anew": (

@@ -20,6 +20,12 @@ def test_every_page_is_listed_once_and_in_reading_order() -> None:
     assert [page for page in NAV if page in docs.READING_ORDER] == list(docs.READING_ORDER)
 
 
+def test_no_page_is_written_over_by_another() -> None:
+    """engines.md becomes engines.html, so no file of that name may lie beside it."""
+    written = [(ROOT / "docs" / page).with_suffix(".html") for page in NAV]
+    assert not [page.name for page in written if page.exists()]
+
+
 @pytest.mark.parametrize(
     ("source", "written", "shown"),
     [

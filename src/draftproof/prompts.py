@@ -44,6 +44,7 @@ class PromptEntry:
     place: str  # where it stands, for error messages
     id: Any = None
     settings: dict[str, Any] = field(default_factory=dict)  # those of OWN that it gives
+    ignored: tuple[str, ...] = ()  # its other fields
 
 
 def read(path: Path) -> list[str]:
@@ -91,7 +92,8 @@ def _entry(entry: Any, place: str) -> PromptEntry:
         Sampling(**controls)
     except DraftproofError as error:
         raise DraftproofError(f"{place}: {error}") from error
-    return PromptEntry(prompt, place, entry.get("id"), settings)
+    ignored = tuple(name for name in entry if name not in (*FIELDS, *OWN, "messages", "id"))
+    return PromptEntry(prompt, place, entry.get("id"), settings, ignored)
 
 
 def _text(entry: Any, place: str, *others: str) -> str:

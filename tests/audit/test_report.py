@@ -105,6 +105,20 @@ def test_the_legend_stands_outside_the_chart_and_names_every_line():
     assert len(set(re.findall(r'stroke-dasharray="(.*?)" points', drawn))) == 4  # not by colour alone
 
 
+def test_labels_and_dashes_of_the_chart_are_told_apart_on_a_phone():
+    """The last label needs the right half of a narrow chart; the alarm is dashed unlike any line."""
+    found = audited(0.6)
+    page = html(found._replace(curve=(found.curve[0], (578, *found.curve[-1][1:]))))
+    below = re.search(r'<div class="x".*?</div>', page, flags=re.DOTALL)[0]
+    shown = re.findall(r"<span style=\"left:([\d.]+)%\">", below)
+    assert shown == ["0.00", "34.60"]
+    assert re.findall(r"<span class=late[^>]*>(\d+)<", below) == ["400"]
+    (alarm,) = re.findall(r"\.alarm {[^}]*dasharray: (\d+) ", page)
+    dashes = {int(dash) for dash in re.findall(r'dasharray="(\d+) ', page)}
+    assert dashes == {3, 12, 18}
+    assert all(max(dash, int(alarm)) >= 2 * min(dash, int(alarm)) for dash in dashes)
+
+
 def test_the_page_suits_phones_and_dark_rooms():
     page = html(audited())
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page

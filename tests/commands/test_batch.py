@@ -133,6 +133,15 @@ def test_one_bad_prompt_does_not_stop_the_others_and_is_tried_again(batch):
     assert not any("error" in text for text in texts)
 
 
+def test_fields_that_are_not_read_are_named(batch):
+    prompts = [{"prompt": "hello", "temprature": 0.5}, {"prompt": "abc", "id": 3, "seed": 2, "category": "x"}]
+    code, texts, err = batch(prompts, "--seed", "1")
+    assert (code, len(texts)) == (0, 2)
+    assert "note: fields of " in err
+    assert "prompts.jsonl that are not read: category, temprature\n" in err
+    assert "note: " not in batch(PROMPTS, "--seed", "1", "--overwrite")[2]
+
+
 def test_a_text_that_fills_the_context_says_so(batch):
     code, texts, _ = batch([{"prompt": "x" * 90}], "-n", "50", "--ignore-eos", "--seed", "1")
     assert (code, texts[0]["finish"], len(texts[0]["tokens"])) == (0, "context", 6)

@@ -10,10 +10,12 @@ import sys
 from importlib.metadata import version
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from draftproof import models
 from draftproof.commands import cli, rules
+from draftproof.commands.app import app
 from draftproof.models.base import ModelFacts
 from draftproof.verify import VERIFIERS
 from tests.support import tiny
@@ -24,6 +26,12 @@ def folder(tmp_path_factory):
     return str(tiny.save(tmp_path_factory.mktemp("tiny")))
 
 
+def test_help_leaves_line_breaks_to_the_terminal():
+    helps = [command.help for command in typer.main.get_command(app).commands.values()]
+    assert any("\n\n" in help for help in helps)
+    assert not any("\n" in part for help in helps for part in help.split("\n\n"))
+
+
 def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, folder):
     code, out, err = draftproof("generate", "abcabc", "--target", folder, "--draft", folder, "-n", "12", "--seed", "1")
     assert code == 0
@@ -32,6 +40,11 @@ def test_text_goes_to_standard_output_and_the_summary_beside_it(draftproof, fold
     assert "draft tokens accepted" in err
     assert "seed 1" in err
     assert "tokens in" not in out
+
+
+def test_a_drafter_that_proposed_nothing_is_named(draftproof, folder):
+    words = ("generate", "abc", "--target", folder, "--draft", "ngram", "-n", "1", "--seed", "1")
+    assert "draft ngram, verifier block: no draft token proposed\n" in draftproof(*words)[2]
 
 
 def test_the_text_is_printed_as_it_is(draftproof, folder):

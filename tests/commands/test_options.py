@@ -91,6 +91,12 @@ def test_wrong_values_fail_before_a_model_is_loaded(draftproof, tmp_path, monkey
     assert err.count("\n") == 1
 
 
+def test_a_wrong_number_of_threads_fails_before_torch_is_imported(draftproof, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, _, err = draftproof("generate", "x", "--threads", "0")
+    assert (code, err) == (2, "error: threads must be a whole number of at least 1, not 0\n")
+
+
 def test_precisions_and_devices_are_those_that_load():
     assert shared.PRECISIONS == devices.PRECISIONS
     assert shared.DEVICES == devices.DEVICES

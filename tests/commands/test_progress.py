@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from rich.console import Console
 
-from draftproof.commands import progress
+from draftproof.commands import progress, showing
 from draftproof.commands.progress import PAUSE, Bars, compiling, stages
 
 REMARK = "step 1180 overlap 0.731 0.612 0.555 0.503 loss 1.234"
@@ -34,6 +35,20 @@ def drawn(width: int, work) -> list[str]:
     with console.capture() as said:
         console.print(*bars.get_renderables())
     return said.get().splitlines()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_summary_breaks_between_words_on_a_terminal_only(monkeypatch, is_terminal):
+    line = "accepted up to position 1: 0.84  2: 0.58  3: 0.46  4: 0.56  5: 0.55"
+    said = io.StringIO()
+    monkeypatch.setattr(said, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    showing._say([line], None)
+    lines = re.sub(r"\x1b\[\d*m", "", said.getvalue()).splitlines()
+    assert " ".join(" ".join(lines).split()) == " ".join(line.split())  # no word is torn
+    assert (len(lines) > 1) == is_terminal
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -121,8 +121,27 @@ def test_what_cannot_be_served_is_one_line(draftproof, words, message):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--target", "nope"),
+        ("--target", "missing.gguf"),
+        ("--target", "tiny", "--draft", "hed"),
+        ("--target", "tiny", "--draft", "ngram|./nothing-here"),
+        ("--target", "tiny", "--verify", "blok"),
+        ("--target", "tiny", "--tree", "bush"),
+        ("--target", "tiny", "--verify", "block", "--tree", "best:20x5"),
+        ("--target", "tiny", "--dtype", "int4"),
+    ],
+)
+def test_wrong_names_fail_before_the_server_tells_its_address(draftproof, words):
+    code, out, err = draftproof("serve", "--port", "0", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+
+
 def test_an_open_address_without_a_key_is_noted(draftproof):
-    _, out, err = draftproof("serve", "--host", "0.0.0.0", "--port", "0", "--target", "./nothing-here")
+    _, out, err = draftproof("serve", "--host", "0.0.0.0", "--port", "0", "--target", "tiny", "--draft", "head")
     assert "note: " in err
     assert "without a key: give --api-key" in err
-    assert out.startswith("draftproof serves ./nothing-here at http://0.0.0.0:")
+    assert out.startswith("draftproof serves tiny at http://0.0.0.0:")

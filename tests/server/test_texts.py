@@ -205,7 +205,7 @@ def test_details_tell_of_every_token_and_step(server):
     body = {"messages": CHAT, "max_tokens": 40, "seed": 3, "temperature": 0, "draftproof": {"details": True}}
     with server.openai() as client:
         extra = {"draftproof": body["draftproof"]}
-        how = {"model": "tiny", "messages": CHAT, "max_tokens": 40, "temperature": 0, "extra_body": extra}
+        how = {"model": "tiny", "messages": CHAT, "max_tokens": 40, "seed": 3, "temperature": 0, "extra_body": extra}
         chunks = [chunk.to_dict() for chunk in client.chat.completions.create(**how, stream=True)]
     steps = [choice["draftproof"] for chunk in chunks for choice in chunk["choices"] if "draftproof" in choice]
     tokens = list(itertools.chain.from_iterable(step["tokens"] for step in steps))

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from draftproof.audit.report import Report, power_of_ten
 
 LINES = 4  # families drawn besides the total evidence
-DASHES = ("", "", "9 4", "3 4", "12 4 3 4")  # of the lines in this order: no line is told by its colour alone
+DASHES = ("", "", "18 5", "3 4", "12 4 3 4")  # of the lines in this order: no line is told by its colour alone
 TICKS = 5  # at most, on each axis
 STILL = 1e-9  # log evidence that is zero but for rounding
 ROOM = 0.06  # of the height: closer labels would overlap
+PHONE = 0.55  # of the width of a phone: there the last label begins, which says "12,345 tokens"
 STYLE = """
 .chart { display: grid; grid-template-columns: max-content 1fr; column-gap: .5rem; font-size: .8125rem }
 .chart .y { position: relative; min-width: 3.2em; color: var(--quiet) }
@@ -27,7 +28,7 @@ STYLE = """
 .chart .x span { position: absolute; transform: translateX(-50%); white-space: nowrap }
 .chart .x span.end { transform: translateX(-100%) }
 .chart .x span:first-child { transform: none }
-@media (max-width: 32rem) { .chart .x span:nth-child(even):not(.end) { display: none } }
+@media (max-width: 32rem) { .chart .x span:nth-child(even):not(.end), .chart .x span.late { display: none } }
 svg line, svg polyline { vector-effect: non-scaling-stroke; fill: none }
 .grid { stroke: var(--line) } .alarm { stroke: var(--alarm); stroke-width: 2; stroke-dasharray: 6 5 }
 .l0 { stroke: var(--text); stroke-width: 3 } .l1 { stroke: var(--c1) } .l2 { stroke: var(--c2) }
@@ -65,7 +66,10 @@ def chart(report: Report) -> str:
         points = " ".join(f"{x(tokens):.1f},{y(value):.1f}" for tokens, value in line.points)
         drawn.append(f'<polyline class="l{n}" stroke-dasharray="{DASHES[n] or "none"}" points="{points}"/>')
     left = "".join(f'<span style="top:{y(value) / 4:.2f}%">{_power(value)}</span>' for value in (*ticks, alarm))
-    below = "".join(f'<span style="left:{x(n) / 10:.2f}%">{n:,}</span>' for n in _token_ticks(end))
+    below = "".join(
+        f'<span{" class=late" if n > PHONE * end else ""} style="left:{x(n) / 10:.2f}%">{n:,}</span>'
+        for n in _token_ticks(end)
+    )
     said = f"Evidence after {end:,} tokens: {power_of_ten(report.final)}, alarm at {1 / report.alpha:g}"
     return f"""<div class="chart"><div class="y" aria-hidden="true">{left}</div>
 <svg viewBox="0 0 1000 400" preserveAspectRatio="none" role="img" aria-label="{escape(said)}">{"".join(drawn)}</svg>

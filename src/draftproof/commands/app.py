@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -23,8 +25,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _help(command: Callable[..., Any]) -> str:
+    """A command's docstring, each paragraph in one line: the terminal breaks it where that ends."""
+    return "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(command) or "").split("\n\n"))
+
+
 for command in (generate, chat, serve, warm, limits, distill, audit, collect):
-    app.command()(command)
+    app.command(help=_help(command))(command)
 app.command("list")(list_rules)
 app.add_typer(bench, name="bench")
 

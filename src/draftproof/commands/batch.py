@@ -59,8 +59,12 @@ def run(
     """Write the texts that are not in the file yet; returns the exit code."""
     from draftproof.prompts import read_entries
 
-    texts = plan(options, read_entries(prompts), samples)
+    entries = read_entries(prompts)
+    texts = plan(options, entries, samples)
     _check_out(out, prompts)
+    ignored = sorted({name for entry in entries for name in entry.ignored})
+    if ignored:
+        typer.echo(f"note: fields of {prompts} that are not read: {', '.join(ignored)}", err=True)
     done = set() if overwrite or not out.exists() else resume(out, texts)
     todo = [text for text in texts if (text.index, text.sample) not in done]
     if not todo:

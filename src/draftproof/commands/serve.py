@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftproof.commands.shared import AnyTarget, Device, Draft, Precision, Threads, TreeShape, Verify
-from draftproof.commands.text_options import use_threads
+from draftproof.commands.text_options import check_rule, use_threads
 from draftproof.errors import DraftproofError, whole
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def serve(
     whole("--kept", kept, least=0)
     if api_key is not None and not api_key.strip():
         raise DraftproofError("the API key is empty: give one, or leave --api-key and DRAFTPROOF_API_KEY out")
+    _check_names(target, draft, verify, tree)
     use_threads(threads)
     named = name or _served_name(target)
     service = Service(named, limits)
@@ -86,6 +87,17 @@ def serve(
     listener = listen(host, port)
     _greet(listener.getsockname(), host, named, api_key)
     run(create_app(service, key=api_key, origins=cors_origin or ()), service, listener, opens)
+
+
+def _check_names(target: str, draft: str, verify: str, tree: str) -> None:
+    """Raise where there cannot be such a model or rule, before the server tells its address."""
+    from draftproof.models.reading import check_name
+    from draftproof.models.registry import check_drafter_name
+
+    check_rule(verify, None, tree, draft)
+    for drafter in draft.split(","):
+        check_drafter_name(drafter)
+    check_name(target)
 
 
 def _served_name(target: str) -> str:

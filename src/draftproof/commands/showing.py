@@ -211,7 +211,8 @@ def _own(controls: dict[str, Any] | None) -> list[str]:
 def _say(lines: Sequence[str], speeds: Any) -> None:
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False, style="dim", soft_wrap=True)
+    console = Console(stderr=True, highlight=False, style="dim")
+    console.soft_wrap = not console.file.isatty()  # a terminal's lines break between words, a file's not at all
     console.print("\n".join(lines), markup=False)
     if speeds is not None:
         parts = [f"{t:.2f}x {name} ({speeds.tokens_per_s[name]:.1f} tokens/s)" for name, t in speeds.times.items()]

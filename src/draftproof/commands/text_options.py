@@ -43,9 +43,7 @@ class TextOptions:
 
     def check(self) -> TextOptions:
         """Return the options, or raise if one is wrong."""
-        from draftproof.draft import Tree
         from draftproof.engine.arguments import check_logprobs, check_text
-        from draftproof.engine.choices import choose_draw, choose_rule
         from draftproof.noise import check_seed
         from draftproof.sampling import Sampling
 
@@ -54,10 +52,7 @@ class TextOptions:
         if self.seed is not None:
             check_seed(self.seed)
         check_text(self.stop, Sampling(**self.controls), Sampling(**self.draft_controls))
-        rule, shape = choose_rule(self.verify, self.lossy), None if self.tree == "auto" else Tree.parse(self.tree)
-        named = self.verify != "auto" or self.lossy is not None
-        if shape is not None and named and self.draft != "none":
-            choose_draw(rule, shape, None)
+        check_rule(self.verify, self.lossy, self.tree, self.draft)
         if self.system is not None and not self.chat:
             raise DraftproofError("--system needs the chat template that --raw leaves out: give only one of them")
         return self
@@ -102,6 +97,17 @@ class TextOptions:
             for name, value in self.controls.items()
         }
         return {**fields, "stop": list(self.stop), **controls, **more}
+
+
+def check_rule(verify: str, lossy: str | None, tree: str, draft: str) -> None:
+    """Raise if rule or tree is unknown, or if a rule that was named does not take the tree."""
+    from draftproof.draft import Tree
+    from draftproof.engine.choices import choose_draw, choose_rule
+
+    rule, shape = choose_rule(verify, lossy), None if tree == "auto" else Tree.parse(tree)
+    named = verify != "auto" or lossy is not None
+    if shape is not None and named and draft != "none":
+        choose_draw(rule, shape, None)
 
 
 def own_controls(model: HFModel, controls: dict[str, Any]) -> dict[str, Any]:
@@ -151,9 +157,11 @@ def prompt_of(prompt: str) -> str:
 def use_threads(count: int | None) -> None:
     """Let torch, and our own C code with it, use so many threads."""
     if count is not None:
+        count = whole("threads", count)  # before the import, which takes seconds
+
         import torch
 
-        torch.set_num_threads(whole("threads", count))
+        torch.set_num_threads(count)
 
 
 def _stdin() -> str:

@@ -161,6 +161,8 @@ class Trace:
             lines.append("accepted length          " + _pairs(self.histogram.items(), "{} x"))
         elif self.drafter == "none":
             lines.append("no drafter: plain sampling, a target call for every token")
+        elif self.drafter:
+            lines.append(f"draft {self.drafter}, verifier {self.verifier}: no draft token proposed")
         if self.tree:
             often = ", ".join(f"{shape} x {count}" for shape, count in self.shapes.most_common(4))
             more = f", {len(self.shapes) - 4} more" if len(self.shapes) > 4 else ""

@@ -126,14 +126,23 @@ def quiet_transformers() -> None:
     transformers_logging.disable_progress_bar()
 
 
+def check_name(name: str) -> None:
+    """Raise if there cannot be a model of this name. Nothing is fetched or read."""
+    if name not in NAMES:
+        _place(name)
+
+
 def _locate(name: str) -> str:
     """The model's folder, .gguf file or Hub id."""
     if name == "smollm2":
         from draftproof.models.files import download
 
         return str(download.smollm2())
-    if name == "tiny":
-        return str(bundled.folder(name))
+    return str(bundled.folder(name)) if name == "tiny" else _place(name)
+
+
+def _place(name: str) -> str:
+    """The folder, .gguf file or Hub id of that name."""
     path = Path(name or "unnamed").expanduser()  # Path("") would be this folder
     if path.suffix == GGUF:
         if not path.is_file():

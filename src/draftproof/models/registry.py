@@ -14,7 +14,7 @@ from draftproof.models.drafters.recall import Recall
 from draftproof.models.drafters.shared_tokens import fit
 from draftproof.models.drafters.text_draft import TextDrafter
 from draftproof.models.memo import Memo
-from draftproof.models.reading import NAMES, read, read_lean
+from draftproof.models.reading import NAMES, check_name, read, read_lean
 
 if TYPE_CHECKING:
     from draftproof.models.hf import HFModel
@@ -100,12 +100,21 @@ def drafter(name: str | Path, target: Model) -> Model | None:
 
         if name == "head" or head.is_head(Path(name).expanduser()):
             return head.find(name, target)
-    near = nearest(name, [known for known in DRAFTERS if known.isalpha()], cutoff=0.6)
-    if near and name.isalpha() and name not in NAMES:
-        raise DraftproofError(f"unknown draft {name!r}: did you mean {near!r}? Or give a model's folder or Hub id")
+    check_drafter_name(name)
     dtype, place = _like(target)
     model = load(name.removeprefix("text:"), dtype=dtype, device=place)
     return TextDrafter(target, model) if name.startswith("text:") else fit(target, model)
+
+
+def check_drafter_name(name: str) -> None:
+    """Raise if there cannot be a drafter of this name. Nothing is fetched or read."""
+    for part in name.split("|"):
+        if part in DRAFTERS or Path(part).expanduser().is_dir():
+            continue
+        near = nearest(part, [known for known in DRAFTERS if known.isalpha()], cutoff=0.6)
+        if near and part.isalpha() and part not in NAMES:
+            raise DraftproofError(f"unknown draft {part!r}: did you mean {near!r}? Or give a model's folder or Hub id")
+        check_name(part.removeprefix("text:"))
 
 
 def _like(target: Model) -> tuple[str, str | None]:
