@@ -109,7 +109,7 @@ def measured(case: Case, models: Path, tokens: int) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     import draftproof
-    from draftproof.audit import Transcript, audit
+    from draftproof.audit import Transcript
     from draftproof.bench.rows import facts
 
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
@@ -140,7 +140,7 @@ def measured(case: Case, models: Path, tokens: int) -> dict[str, Any]:
     draft = draftproof.load(models / "draft") if case.drafts == "model" else None
     sampling = draftproof.Sampling(temperature=TEMPERATURE)
     pairs = zip(chosen, written, strict=True)
-    report = audit([Transcript(tuple(prompt), text, sampling) for prompt, text in pairs], target, draft=draft)
+    texts = [Transcript(tuple(prompt), text, sampling) for prompt, text in pairs]
     total = sum(map(len, written))
     return {
         **case._asdict(),
@@ -150,7 +150,7 @@ def measured(case: Case, models: Path, tokens: int) -> dict[str, Any]:
         "steps": steps,
         "drafted": drafted,
         "accepted": accepted,
-        **{name: value for name, value in report.as_dict().items() if name in ("exact", "verdict", "evidence")},
+        **judged(texts, target, draft),
         "draft_tokens": K,
         "noise": NOISE,
         "temperature": TEMPERATURE,
@@ -158,6 +158,18 @@ def measured(case: Case, models: Path, tokens: int) -> dict[str, Any]:
         "seed": SEED,
         **where._asdict(),
     }
+
+
+def judged(texts: list[Any], target: Any, draft: Any) -> dict[str, Any]:
+    """What the audit says; `exact` is None where it gives no verdict, because it takes the model for a wrong one."""
+    from draftproof.audit import InputError, audit
+
+    try:
+        report = audit(texts, target, draft=draft).as_dict()
+    except InputError as error:
+        reason = str(error).replace(repr(target.name), "the target")
+        return {"exact": None, "verdict": f"no verdict: {reason}", "evidence": None}
+    return {name: report[name] for name in ("exact", "verdict", "evidence")}
 
 
 def counted(llm: Any) -> dict[str, int]:
@@ -197,12 +209,13 @@ def line(row: Mapping[str, Any]) -> str:
     from draftproof.audit.report import power_of_ten
 
     verifier = f"plug-in, `{row['rule']}`" if row["rule"] else "" if row["drafts"] == "none" else "vLLM"
+    verdict = {True: "exact so far", False: "**not exact**", None: "**no verdict**"}[row["exact"]]
     evidence = float("inf") if row["evidence"] is None else row["evidence"]
     cells = [
         row["drafts"], verifier,
         f"{row['accepted'] / row['steps']:.2f}" if row["steps"] else "",
         f"{row['accepted'] / row['drafted']:.0%}" if row["drafted"] else "",
-        f"{row['cpu_ms_a_token']:.1f}", "exact so far" if row["exact"] else "**not exact**", power_of_ten(evidence),
+        f"{row['cpu_ms_a_token']:.1f}", verdict, "" if row["exact"] is None else power_of_ten(evidence),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
