@@ -32,8 +32,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1",  # vLLM's n-gram drafter resets the former by the latter
     "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
-HEAD = """| drafts | verified by | accepted a step | of draft tokens | CPU ms a token | audit | evidence |
-| --- | --- | --- | --- | --- | --- | --- |
+HEAD = """| drafts | verified by | accepted a step | of draft tokens | CPU ms a token | a step | audit | evidence |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -210,12 +210,13 @@ def line(row: Mapping[str, Any]) -> str:
 
     verifier = f"plug-in, `{row['rule']}`" if row["rule"] else "" if row["drafts"] == "none" else "vLLM"
     verdict = {True: "exact so far", False: "**not exact**", None: "**no verdict**"}[row["exact"]]
+    step = row["cpu_ms_a_token"] * row["tokens"] / (row["tokens"] - row["accepted"])  # of one text
     evidence = float("inf") if row["evidence"] is None else row["evidence"]
     cells = [
         row["drafts"], verifier,
         f"{row['accepted'] / row['steps']:.2f}" if row["steps"] else "",
         f"{row['accepted'] / row['drafted']:.0%}" if row["drafted"] else "",
-        f"{row['cpu_ms_a_token']:.1f}", verdict, "" if row["exact"] is None else power_of_ten(evidence),
+        f"{row['cpu_ms_a_token']:.1f}", f"{step:.1f}", verdict, "" if row["exact"] is None else power_of_ten(evidence),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
