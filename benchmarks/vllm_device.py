@@ -1,12 +1,15 @@
 """One step of verification as vLLM's model runner V2 does it, and through the plug-in, conversions included.
 
+    .venv-vllm/bin/python -m benchmarks.vllm_files build/vllm   # where vLLM is installed, in any version for any device
+    export PYTHONPATH=src:build/vllm                            # or have vLLM itself in the environment
     python -m benchmarks.vllm_device --json benchmarks/results/vllm-h200.jsonl   # on a machine with an NVIDIA GPU
     TRITON_INTERPRET=1 python -m benchmarks.vllm_device --check                  # small shapes, without a GPU
 
-vLLM must be installed, or its files must lie on the path: its kernels need nothing else of it. Both sides get raw
-logits, and columns of controls by request slot, as vLLM keeps them. `us` is the median time of one call between two
-events, so the time that the host takes to launch counts; `us_in_graph` is that of one of ten calls in a CUDA graph.
-`--check` compares the plug-in's tokens with the laws instead, by the same kernels in Triton's interpreter.
+The first command makes a folder of vLLM's kernels, 0.2 MB, to be carried to a machine that has torch and Triton but not
+vLLM. Both sides get raw logits, and columns of controls by request slot, as vLLM keeps them. `us` is the median time of
+one call between two events, so the time that the host takes to launch counts; `us_in_graph` is that of one of ten calls
+in a CUDA graph. `--check` compares the plug-in's tokens with the laws instead, by the same kernels in Triton's
+interpreter.
 """
 
 from __future__ import annotations
@@ -122,14 +125,17 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare tokens with the laws on small shapes instead")
     parser.add_argument("--json", type=Path, help="file to which rows are appended")
     options = parser.parse_args()
-    importlib.import_module("vllm")
+    try:
+        version = importlib.import_module("vllm").__version__
+    except ModuleNotFoundError:
+        sys.exit("vllm is not on the path: `python -m benchmarks.vllm_files build/vllm` copies what is needed of it")
     wrong = 0
     for row in check() if options.check else measure():
         print(json.dumps(row), flush=True)
         wrong += row.get("wrong", 0)
         if options.json is not None:
             with options.json.open("a") as file:
-                file.write(json.dumps({**row, **bench.about()}) + "\n")
+                file.write(json.dumps({**row, "vllm": version, **bench.about()}) + "\n")
     sys.exit(f"{wrong} outcomes differ from the laws" if wrong else 0)
 
 

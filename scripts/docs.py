@@ -1,7 +1,7 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
 Derived are docs/algorithms.md (from the registries), docs/performance.md, docs/engine-cards.html, tables in
-docs/audit.md, drafters.md, engines.md, exactness.md and gpu.md and the speeds in the README (from the rows of the
+docs/audit.md, drafters.md, engines.md, exactness.md, gpu.md and vllm.md and the speeds in the README (from the rows of the
 benchmarks), the options in docs/command-line.md (from the command line), the table of docs/metrics.md (from the
 metrics), docs/files.md and the folders in the README (from the modules' docstrings), the list of pages in docs/index.md
 (from their first lines), and the figures. `--capture` runs the README's command again and records what it printed; no
@@ -22,7 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import drafters
+from benchmarks import drafters, vllm_engine
 from benchmarks.device import table as device_table
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
@@ -122,6 +122,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / "exactness.md", filled(docs / "exactness.md", {"mutants": mutants.score(root)})
     yield docs / "engines.md", filled(docs / "engines.md", {"engines": engines.table(root)})
     yield docs / engines.PAGE, engines.page(root)
+    yield docs / "vllm.md", filled(docs / "vllm.md", {"measured": vllm_engine.table(root)})
     yield docs / "metrics.md", filled(docs / "metrics.md", {"metrics": metrics()})
     yield docs / "files.md", FILES + tree(root)
     yield (

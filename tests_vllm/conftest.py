@@ -13,6 +13,7 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
+    NUMBA_NUM_THREADS="1",  # or vLLM's n-gram drafter gives torch two threads, which wait for each other at length
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",

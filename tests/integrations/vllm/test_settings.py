@@ -102,6 +102,21 @@ def test_counters_are_shared_and_summed(tmp_path: Any, monkeypatch: pytest.Monke
     assert counters.read(tmp_path / "nowhere")["token"].steps == 0
 
 
+def test_a_step_inside_a_cuda_graph_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA bars questions about events while it captures, and later those about an event that was captured."""
+    monkeypatch.delenv(counters.VARIABLE, raising=False)
+    each = counters.Counters(torch.device("cpu"))
+    each.table, each._host, each._next = each.table + 1, torch.zeros_like(each.table), 0.0  # as on a GPU, and due
+    event = SimpleNamespace(record=lambda: None, query=lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    for captures in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=captures: now)
+        each._publish()
+        assert (each._copied is None) is captures
+    each._publish()
+    assert float(each.shared.sum()) == each.table.numel()
+
+
 def test_metrics_have_a_series_for_each_rule_and_position(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client")
     from draftproof.integrations.vllm.metrics import CounterCollector

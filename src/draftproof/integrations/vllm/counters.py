@@ -68,7 +68,9 @@ class Counters:
             self._publish()
 
     def _publish(self) -> None:
-        """Copy the sums from a GPU now and then, without waiting for it."""
+        """Copy the sums from a GPU now and then, without waiting for it; CUDA bars that while it captures a graph."""
+        if torch.cuda.is_current_stream_capturing():
+            return
         if self._copied is not None and self._copied.query():  # type: ignore[no-untyped-call]
             self.shared.copy_(self._host)
             self._copied = None

@@ -41,7 +41,7 @@ def serve(config: Any, asked: PluginSettings | None, rank: int) -> None:
         "draftproof: verifies drafts by the rule %s in model runner %s%s",
         asked.verify if laws else "onehot",
         runner,
-        "" if laws else "; for token or block, drafts need draft_sample_method=probabilistic",
+        "" if laws else "; token and block are for a model's drafts with draft_sample_method=probabilistic",
     )
 
 
