@@ -1,8 +1,8 @@
 """Everything in the docs that can be derived is derived: `python -m scripts.docs` writes it, `--check` finds it stale.
 
 Derived are docs/algorithms.md (from the registries), docs/performance.md, docs/engine-cards.html, tables in
-docs/audit.md, drafters.md, engines.md, exactness.md, gpu.md and vllm.md and the speeds in the README (from the rows of the
-benchmarks), the options in docs/command-line.md (from the command line), the table of docs/metrics.md (from the
+docs/audit.md, drafters.md, engines.md, exactness.md, gpu.md and vllm.md and the speeds in the README (from the rows of
+the benchmarks), the options in docs/command-line.md (from the command line), the table of docs/metrics.md (from the
 metrics), docs/files.md and the folders in the README (from the modules' docstrings), the list of pages in docs/index.md
 (from their first lines), and the figures. `--capture` runs the README's command again and records what it printed; no
 check does that, because it needs the model and its timings are never the same twice.

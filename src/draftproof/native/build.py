@@ -17,7 +17,16 @@ from draftproof.paths import cache_folder
 # Every operation is rounded by itself and in the order in which it is written (lanes.h), so that all processors compute
 # the same bits: no -ffast-math, and no fused multiplication and addition where the source has two operations.
 FLAGS = "-O3 -fPIC -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=off"
-SOURCES = ("step.c", "layout.c", "layers.c", "linear.c", "attention.c", "bytes.h", "lanes.h")  # the first includes all
+SOURCES = (
+    "step.c",
+    "layout.c",
+    "layers.c",
+    "linear.c",
+    "attention.c",
+    "bytes.h",
+    "lanes.h",
+    "threads.h",
+)  # the first includes all
 
 SIZES = (
     *("batch", "tokens", "heads", "kv_heads", "size", "room"),  # `room` slots of a row of the cache
@@ -74,8 +83,9 @@ def built(processor: str) -> Any:
     library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
     library.column_maxima.argtypes = library.lay_out_floats.argtypes = [pointer, count, count, pointer]
     library.lay_out_bytes.argtypes = [pointer, pointer, count, count, count, *[pointer] * 3]
+    library.threads_for.argtypes, library.learn.argtypes = [count], [ctypes.c_int, ctypes.c_int]
     layout = ("column_maxima", "lay_out_floats", "lay_out_bytes")
-    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend", *layout):
+    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend", "learn", *layout):
         getattr(library, name).restype = None
     return library
 

@@ -2,6 +2,7 @@
 
 #include "attention.c"
 #include "bytes.h"
+#include "threads.h"
 
 enum { GROUP = 32 };              /* columns of weights that lie together */
 enum { STEP = 128, NEAR = 16384 }; /* bytes of weights that a tile reads at once; how far ahead an only tile prefetches */
@@ -247,7 +248,7 @@ static void multiply(const Linear *layer, const char *scratch, long rows, float 
 
 /* out [rows, outputs] of x [rows, width]. */
 void linear(const Linear *layer, const float *x, long rows, char *scratch, float *out) {
-#pragma omp parallel if (rows * layer->width * layer->outputs > 65536)
+#pragma omp parallel if (rows * layer->width * layer->outputs > 65536) num_threads(threads_for(rows))
     {
 #pragma omp for schedule(static)
         for (long r = 0; r < rows; r++) prepare(layer, x + r * layer->width, r, rows, scratch);
@@ -258,7 +259,7 @@ void linear(const Linear *layer, const float *x, long rows, char *scratch, float
 /* The same for one row, where the mask [outputs] allows some of a group of outputs; the other groups are left alone. */
 static void linear_where(const Linear *layer, const float *x, const unsigned char *mask, char *scratch, float *out) {
     prepare(layer, x, 0, 1, scratch);
-#pragma omp parallel for schedule(static) if (layer->width * layer->outputs > 65536)
+#pragma omp parallel for schedule(static) if (layer->width * layer->outputs > 65536) num_threads(threads_for(1))
     for (long g = 0; g < (layer->outputs + GROUP - 1) / GROUP; g++) {
         int some = 0;
         for (long i = GROUP * g; i < GROUP * (g + 1) && i < layer->outputs; i++) some |= mask[i];

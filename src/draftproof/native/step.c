@@ -61,7 +61,8 @@ static int law(const float *scores, const unsigned char *mask, long size, float 
 /* Laws [rows, size] of scores, with a mask or none for each row; returns how many rows have none. */
 long laws(const float *scores, const unsigned char *const *masks, long rows, long size, float temperature, float *out) {
     long bad = 0;
-#pragma omp parallel for schedule(static) reduction(+ : bad) if (rows > 1 && rows * size > 65536)
+#pragma omp parallel for schedule(static) reduction(+ : bad) num_threads(threads_for(rows)) \
+    if (rows > 1 && rows * size > 65536)
     for (long r = 0; r < rows; r++)
         bad += !law(scores + r * size, masks ? masks[r] : 0, size, temperature, out + r * size);
     return bad;
@@ -93,7 +94,7 @@ static long draw(const float *law, long size, double u) {
 
 /* Draw a token from each row of laws [rows, size]. */
 void draws(const float *laws, long rows, long size, const double *u, long *out) {
-#pragma omp parallel for schedule(static) if (rows > 1 && rows * size > 65536)
+#pragma omp parallel for schedule(static) if (rows > 1 && rows * size > 65536) num_threads(threads_for(rows))
     for (long r = 0; r < rows; r++) out[r] = draw(laws + r * size, size, u[r]);
 }
 
@@ -191,7 +192,7 @@ void verify(const float *p, const float *q, const long *ids, const long *places,
         px *= block ? w[i - 1] : 1;
         w[i] = px < qx ? px / qx : qx > 0;
     }
-#pragma omp parallel for schedule(static) if (block && nodes > 3)
+#pragma omp parallel for schedule(static) if (block && nodes > 3) num_threads(threads_for(nodes))
     for (long i = 1; i < nodes; i++) {
         h[i] = w[i];
         if (block && i + 1 < nodes) {
