@@ -78,11 +78,12 @@ void stack(Sizes n, long layers, const Layer *all, float *const *caches, const M
     float *branch = work + rows * work_width, *added = branch + rows * work_width;
     Seen *seen = malloc(rows * sizeof(Seen));
     Call call = {n, live, all, caches, masks, cos, sin, slots, x, states, work, branch, added, seen, scratch};
-    int is_large = rows * width * all->gate_up.outputs > 65536;
+    long weights = width * all->gate_up.outputs;
     for (long l = 0; states && rows < places && l < layers; l++)
         memcpy(states + l * places * width, x, places * width * sizeof(float));
     for (long first = 0; first < layers; first += LAYERS_AT_ONCE) {
-        int threads = is_large ? threads_for(rows) : 1, held_up = 0;
+        int threads = rows * weights > 65536 ? threads_for(rows) : 1, held_up = 0;
+        double begun = seconds(CLOCK_MONOTONIC);
 #pragma omp parallel num_threads(threads) reduction(| : held_up)
         {
             Watch start = watch();
@@ -91,7 +92,8 @@ void stack(Sizes n, long layers, const Layer *all, float *const *caches, const M
             free(own);
             held_up = was_held_up(start);
         }
-        if (is_large && rows <= SHORT) learn(threads, held_up);
+        if (rows <= SHORT && rows * weights > 65536 && first + LAYERS_AT_ONCE <= layers)
+            learn(rows, threads, (seconds(CLOCK_MONOTONIC) - begun) / weights, held_up);
     }
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < width; i++) x[live.at[r] * width + i] += added[r * width + i];

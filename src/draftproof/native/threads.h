@@ -1,17 +1,22 @@
 /* How many threads a call gets. They meet at some two hundred barriers, and where other programs use the cores too, one
    of them is late at each by as long as the system lets those run: milliseconds. One thread alone is then many times as
-   fast. So after threads were held up one works alone for a while, longer each time. */
+   fast. So after threads were held up one works alone for a while, if that is faster, longer each time. */
 
 #include <omp.h>
-#include <stdatomic.h>
 #include <time.h>
 
-enum { SHORT = 1024 };                            /* rows; longer calls take so long that barriers hardly matter */
-enum { FIRST_PAUSE = 512, LONGEST_PAUSE = 8192 }; /* parts of calls */
+enum { SHORT = 1024, SIZES = 11 };     /* rows of a call; longer ones take so long that barriers hardly matter */
+enum { FIRST_PAUSE = 512, LONGEST_PAUSE = 8192, TRIAL = 10 }; /* parts of calls that one thread computes alone */
 
-static atomic_int left, pause_after = FIRST_PAUSE; /* parts that one thread is still to compute alone, and the next time */
+/* What parts of calls have shown to the thread that makes the calls. */
+typedef struct {
+    int left, pause;                     /* parts still to be computed alone, and how many the next time */
+    double several[SIZES], alone[SIZES]; /* usual cost of a part by several threads and by one, by the number of rows */
+} Experience;
 
-int threads_for(long rows) { return rows <= SHORT && left > 0 ? 1 : omp_get_max_threads(); }
+static _Thread_local Experience known = {.pause = FIRST_PAUSE};
+
+int threads_for(long rows) { return rows <= SHORT && known.left > 0 ? 1 : omp_get_max_threads(); }
 
 /* Seconds by a clock: CLOCK_MONOTONIC, or the time that this thread has run, CLOCK_THREAD_CPUTIME_ID. */
 static double seconds(clockid_t clock) {
@@ -33,14 +38,21 @@ static int was_held_up(Watch start) {
     return waited > 3e-3 && waited > 0.3 * whole;
 }
 
-/* What a part of a short call by several threads has shown, or that one thread has computed one. */
-void learn(int threads, int held_up) {
-    int pause = pause_after;
+/* What part of a call of up to SHORT rows has shown: its cost, which is time by the size of the layers, and whether some
+   of its threads were held up. */
+void learn(long rows, int threads, double cost, int held_up) {
+    int size = 0;
+    while (rows >>= 1) size++;
+    double *usual = (threads > 1 ? known.several : known.alone) + size;
+    /* one that was held up once, and long, does not decide */
+    *usual = *usual ? *usual + ((cost < 4 * *usual ? cost : 4 * *usual) - *usual) / 8 : cost;
     if (threads == 1) {
-        if (left > 0) left--;
-    } else if (held_up) {
-        left = pause;
-        pause_after = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
-    } else if (pause > FIRST_PAUSE)
-        pause_after = pause / 2;
+        if (known.left > 0) known.left--;
+    } else if (held_up && !known.alone[size])
+        known.left = TRIAL;
+    else if (held_up && known.alone[size] < known.several[size]) {
+        known.left = known.pause;
+        known.pause = 2 * known.pause < LONGEST_PAUSE ? 2 * known.pause : LONGEST_PAUSE;
+    } else if (!held_up && known.pause > FIRST_PAUSE)
+        known.pause /= 2;
 }
