@@ -10,7 +10,7 @@ import torch
 
 from draftproof.native import build
 
-FIRST, LONGEST, TRIAL, SHORT, SEVERAL = 512, 8192, 10, 1024, 3
+FIRST, LONGEST, SHORT, SEVERAL = 0.25, 4, 1024, 3
 
 
 @pytest.fixture
@@ -41,73 +41,89 @@ def in_new_thread(test, threads=SEVERAL):
         raise failures[0]
 
 
-def alone(library, cost, rows=1):
-    """How many parts of calls one thread computes alone, until several are tried again."""
-    parts = 0
-    while library.threads_for(rows) == 1:
-        library.learn(rows, 1, cost, False)
-        parts += 1
-    return parts
+class Calls:
+    """Parts of calls with so many rows, one after another, by a clock of their own."""
 
+    def __init__(self, library, rows=1):
+        self.library, self.rows, self.now = library, rows, 100.0
 
-def held_up(library, cost, times=1, rows=1):
-    """Several threads are held up until one works alone; how often."""
-    for n in range(times):
-        library.learn(rows, SEVERAL, cost, True)
-        if library.threads_for(rows) == 1:
-            return n + 1
-    return 0
+    @property
+    def threads(self):
+        return self.library.threads_at(self.now, self.rows)
+
+    def alone(self, cost):
+        """For how long one thread works alone until several are tried again."""
+        start = self.now
+        while self.threads == 1:
+            self.now += 0.01
+            self.library.learn(self.now, self.rows, 1, cost, False)
+        return self.now - start
+
+    def held_up(self, cost, times=1):
+        """Several threads are held up until one works alone; how often."""
+        for n in range(times):
+            self.library.learn(self.now, self.rows, SEVERAL, cost, True)
+            if self.threads == 1:
+                return n + 1
+        return 0
+
+    def undisturbed(self, cost, times=1):
+        for _ in range(times):
+            self.library.learn(self.now, self.rows, SEVERAL, cost, False)
 
 
 def test_one_thread_works_alone_for_longer_and_longer_where_several_are_held_up(library):
     def test():
-        assert library.threads_for(1) == library.threads_for(10_000) == SEVERAL
-        library.learn(1, SEVERAL, 1.0, False)
-        assert held_up(library, 100.0) == 1
-        assert library.threads_for(SHORT) == 1
-        assert library.threads_for(SHORT + 1) == SEVERAL  # what is long has few barriers for its work
-        assert alone(library, 1.1) == TRIAL  # how long it takes was not known
-        pauses = []
-        for _ in range(6):
-            assert held_up(library, 100.0, times=5)
-            pauses.append(alone(library, 1.1))
-        assert pauses == [min(FIRST * 2**n, LONGEST) for n in range(6)]
-        for _ in range(40):  # nothing is held up: several are as fast again, and pauses short
-            library.learn(1, SEVERAL, 1.0, False)
-        assert held_up(library, 100.0, times=5)
-        assert alone(library, 1.1) == FIRST
+        calls = Calls(library)
+        assert calls.threads == SEVERAL
+        calls.undisturbed(1.0)
+        assert calls.held_up(100.0) == 1
+        assert library.threads_at(calls.now, SHORT) == 1
+        assert library.threads_at(calls.now, SHORT + 1) == SEVERAL  # what is long has few barriers for its work
+        pauses = [calls.alone(1.1)]
+        for _ in range(5):
+            assert calls.held_up(100.0) == 1
+            pauses.append(calls.alone(1.1))
+        assert pauses == pytest.approx([min(FIRST * 2**n, LONGEST) for n in range(6)], abs=0.011)
+        calls.undisturbed(1.0, times=80)  # several are as fast again, and pauses short
+        assert calls.held_up(100.0, times=5)
+        assert calls.alone(1.1) == pytest.approx(FIRST, abs=0.011)
 
     in_new_thread(test)
 
 
 def test_several_threads_go_on_where_one_alone_is_slower(library):
-    """A rare delay does not decide, nor one at calls of another size."""
+    """Short delays now and then do not decide; a long one does, for a short while."""
 
     def test():
-        library.learn(16, SEVERAL, 1.0, False)
-        assert held_up(library, 1.5, rows=16) == 1
-        assert alone(library, 2.5, rows=16) == TRIAL
-        assert held_up(library, 1.5, times=100, rows=16) == 0
-        assert held_up(library, 100.0, rows=16) == 0  # once
-        assert held_up(library, 100.0, times=3, rows=16)
+        calls = Calls(library, rows=16)
+        calls.undisturbed(1.0)
+        assert calls.held_up(1.5) == 1
+        calls.alone(2.5)
+        for _ in range(50):
+            assert calls.held_up(4.0) == 0
+            calls.undisturbed(1.0, times=5)
+        assert calls.held_up(100.0) == 1
 
     in_new_thread(test)
 
 
 def test_one_thread_by_choice_stays_and_each_thread_learns_for_itself(library):
+    found = []
+
     def chosen():
-        library.learn(1, 1, 1.0, True)
-        assert library.threads_for(1) == 1
+        calls = Calls(library)
+        library.learn(calls.now, 1, 1, 1.0, True)
+        found.append(calls.threads)
         torch.set_num_threads(SEVERAL)
-        assert library.threads_for(1) == SEVERAL
+        found.append(calls.threads)
 
     def crowded():
-        assert held_up(library, 100.0) == 1
-        in_new_thread(lambda: check(library.threads_for(1) == SEVERAL))
-        assert library.threads_for(1) == 1
-
-    def check(holds):
-        assert holds
+        calls = Calls(library)
+        assert calls.held_up(100.0) == 1
+        in_new_thread(lambda: found.append(Calls(library).threads))
+        found.append(calls.threads)
 
     in_new_thread(chosen, threads=1)
     in_new_thread(crowded)
+    assert found == [1, SEVERAL, SEVERAL, 1]

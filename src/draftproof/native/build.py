@@ -83,8 +83,8 @@ def built(processor: str) -> Any:
     library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
     library.column_maxima.argtypes = library.lay_out_floats.argtypes = [pointer, count, count, pointer]
     library.lay_out_bytes.argtypes = [pointer, pointer, count, count, count, *[pointer] * 3]
-    library.threads_for.argtypes = [count]
-    library.learn.argtypes = [count, ctypes.c_int, ctypes.c_double, ctypes.c_int]
+    library.threads_at.argtypes = [ctypes.c_double, count]
+    library.learn.argtypes = [ctypes.c_double, count, ctypes.c_int, ctypes.c_double, ctypes.c_int]
     layout = ("column_maxima", "lay_out_floats", "lay_out_bytes")
     for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend", "learn", *layout):
         getattr(library, name).restype = None

@@ -92,8 +92,9 @@ void stack(Sizes n, long layers, const Layer *all, float *const *caches, const M
             free(own);
             held_up = was_held_up(start);
         }
+        double now = seconds(CLOCK_MONOTONIC);
         if (rows <= SHORT && rows * weights > 65536 && first + LAYERS_AT_ONCE <= layers)
-            learn(rows, threads, (seconds(CLOCK_MONOTONIC) - begun) / weights, held_up);
+            learn(now, rows, threads, (now - begun) / weights, held_up);
     }
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < width; i++) x[live.at[r] * width + i] += added[r * width + i];

@@ -5,18 +5,16 @@
 #include <omp.h>
 #include <time.h>
 
-enum { SHORT = 1024, SIZES = 11 };     /* rows of a call; longer ones take so long that barriers hardly matter */
-enum { FIRST_PAUSE = 512, LONGEST_PAUSE = 8192, TRIAL = 10 }; /* parts of calls that one thread computes alone */
+enum { SHORT = 1024, SIZES = 11 }; /* rows of a call; longer ones take so long that barriers hardly matter */
+static const double FIRST_PAUSE = 0.25, LONGEST_PAUSE = 4; /* seconds in which one thread works alone */
 
 /* What parts of calls have shown to the thread that makes the calls. */
 typedef struct {
-    int left, pause;                     /* parts still to be computed alone, and how many the next time */
+    double until, pause;                 /* when several threads are used again, and for how long they rest the next time */
     double several[SIZES], alone[SIZES]; /* usual cost of a part by several threads and by one, by the number of rows */
 } Experience;
 
-static _Thread_local Experience known = {.pause = FIRST_PAUSE};
-
-int threads_for(long rows) { return rows <= SHORT && known.left > 0 ? 1 : omp_get_max_threads(); }
+static _Thread_local Experience known;
 
 /* Seconds by a clock: CLOCK_MONOTONIC, or the time that this thread has run, CLOCK_THREAD_CPUTIME_ID. */
 static double seconds(clockid_t clock) {
@@ -38,21 +36,21 @@ static int was_held_up(Watch start) {
     return waited > 3e-3 && waited > 0.3 * whole;
 }
 
+int threads_at(double now, long rows) { return rows <= SHORT && now < known.until ? 1 : omp_get_max_threads(); }
+
+static int threads_for(long rows) { return threads_at(seconds(CLOCK_MONOTONIC), rows); }
+
 /* What part of a call of up to SHORT rows has shown: its cost, which is time by the size of the layers, and whether some
    of its threads were held up. */
-void learn(long rows, int threads, double cost, int held_up) {
+void learn(double now, long rows, int threads, double cost, int held_up) {
     int size = 0;
     while (rows >>= 1) size++;
-    double *usual = (threads > 1 ? known.several : known.alone) + size;
-    /* one that was held up once, and long, does not decide */
-    *usual = *usual ? *usual + ((cost < 4 * *usual ? cost : 4 * *usual) - *usual) / 8 : cost;
-    if (threads == 1) {
-        if (known.left > 0) known.left--;
-    } else if (held_up && !known.alone[size])
-        known.left = TRIAL;
-    else if (held_up && known.alone[size] < known.several[size]) {
-        known.left = known.pause;
-        known.pause = 2 * known.pause < LONGEST_PAUSE ? 2 * known.pause : LONGEST_PAUSE;
-    } else if (!held_up && known.pause > FIRST_PAUSE)
+    double *usual = (threads > 1 ? known.several : known.alone) + size, pause = FIRST_PAUSE;
+    *usual = *usual ? *usual + ((cost < 8 * *usual ? cost : 8 * *usual) - *usual) / 8 : cost;
+    if (threads > 1 && held_up && (!known.alone[size] || known.alone[size] < known.several[size])) {
+        if (known.pause > pause) pause = known.pause;
+        known.until = now + pause;
+        known.pause = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
+    } else if (threads > 1 && !held_up)
         known.pause /= 2;
 }
