@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import draftproof as dp
@@ -17,8 +18,9 @@ from draftproof.draft import Tree
 from draftproof.engine.choices import choose_rule, choose_tuner
 from draftproof.engine.trace import Step, shape_name
 from draftproof.engine.tuning.estimates import Clock, Nominal, Survival, Temper
-from draftproof.engine.tuning.shapes import MOST, PLAIN, Auto, Past, assumed, hope, tuned
+from draftproof.engine.tuning.shapes import CROWD, MOST, PLAIN, Auto, Past, assumed, hope, tuned
 from draftproof.engine.tuning.tuner import Fixed, StepReport
+from draftproof.models.base import ModelFacts
 from draftproof.models.drafters.ngram import NGram
 from draftproof.models.table import TableModel
 from draftproof.theory.enumerate import target_law
@@ -189,6 +191,24 @@ def test_plain_sampling_is_hardly_slower_in_any_batch():
         took = [small_target(rows * (1 + depth)) + small_head(rows) * depth for depth in asked]
         made = [sum(0.6**i for i in range(depth + 1)) for depth in asked]
         assert sum(made) * small_target(rows) / sum(took) > 0.985
+
+
+def test_a_crowd_on_a_cpu_is_not_drafted_for():
+    """However well drafts are accepted: the cores are busy with one token of each text."""
+    auto = tuned("chain", [TrainedDrafter("cpu")], False)
+    many = CROWD * torch.get_num_threads()
+    auto.learn(prompt_read(50.0))
+    assert not any(in_a_batch(auto, many, 60, lambda tokens: 40 + tokens / 10, 0.9))
+    assert np.mean(in_a_batch(auto, 1, 30, lambda tokens: 40 + tokens / 10, 0.9)[3:]) > 1
+    for other in (TrainedDrafter("cuda"), NGram(9)):
+        assert np.mean(in_a_batch(tuned("chain", [other], False), many, 600, lambda t: 40 + t / 10, 0.8)[-100:]) > 1
+
+
+class TrainedDrafter:
+    """As far as the tuner looks at it."""
+
+    def __init__(self, device):
+        self.facts = ModelFacts(trained=True, device=device)
 
 
 def test_a_step_that_reads_a_prompt_drafts_nothing_unless_the_text_must_be_repeatable():

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
+
+import torch
 
 from draftproof.draft import Tree
 from draftproof.engine.trace import Step
@@ -38,6 +41,7 @@ BUDGET = 0.015  # share of all time that probes may lose, ...
 BATCH_BUDGET = 0.005  # ... and in a batch: its rows have also to be caught up with
 CREDIT = 10  # plain steps' time of gains that may be lost again; one in a batch, where luck is no reason
 REFRESH = 64  # steps after which plain sampling, or another width, is measured again
+CROWD = 6  # texts for each thread of a CPU, from which on one token of each keeps it busy
 
 
 class Choice(NamedTuple):
@@ -72,11 +76,13 @@ class Auto:
         tempers: bool = False,
         hope: float = Survival.START,
         past: Past | None = None,
+        crowd: float = inf,
     ) -> None:
         """`trees`: the shapes that the rule accepts (Verifier.trees); `tempers`: tune the draft's temperature too.
 
         hope      prior acceptance of a first guess; above one half drafting begins right after the prompt
         past      estimates about chains that are shared with earlier and later texts
+        crowd     so many texts or more are not drafted for, nor is it tried whether that would pay
         """
         self.trees = trees
         self._hopeful = hopeful = hope > 0.5
@@ -87,7 +93,7 @@ class Auto:
         elif hopeful:
             self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = (past.temper if past else Temper()) if tempers else None
-        self.rows = 1
+        self.rows, self.crowd = 1, crowd
         self._accounts: dict[int, Account] = {}  # by the binary digits of the number of rows
         self._width = 1  # of the probe
         self._choice: Choice | None = None
@@ -168,6 +174,8 @@ class Auto:
     def _next(self) -> Tree:
         """The shape of the next step."""
         account = self._account
+        if self.rows >= self.crowd:
+            return PLAIN
         if not self.costs.known:  # the first step includes prefill; the next ones measure a plain step
             return Tree.chain(FIRST) if self._hopeful and self.rows < BATCH else PLAIN
         if account.probing:
@@ -286,10 +294,12 @@ class Past:
 
 def tuned(trees: str, drafts: Sequence[Model], tempers: bool) -> Auto:
     """A tuner that may depend on the clock; a trained head keeps its estimates for the next text."""
-    expected, past = hope(drafts), None
+    expected, past, crowd = hope(drafts), None, inf
     if len(drafts) == 1 and taps(drafts[0]) and (memory := kept(drafts[0])) is not None:
         past = memory.setdefault("tuning", Past(expected))
-    return Auto(trees, tempers=tempers, hope=expected, past=past)
+    if facts(drafts[0]).trained and facts(drafts[0]).device == "cpu":  # another drafter costs little to try
+        crowd = CROWD * torch.get_num_threads()
+    return Auto(trees, tempers=tempers, hope=expected, past=past, crowd=crowd)
 
 
 def hope(drafts: Sequence[object]) -> float:
