@@ -37,10 +37,12 @@ LEFT_OUT = {  # a word of a command -> why it is not run
     "distill": "trains for minutes",
     "int8": "runs on the CPU",
     "org/model": "a placeholder",
+    "path/to/the/model": "a placeholder",
     "cuda:1": "needs a second GPU",
     "--resume": "goes on with an earlier chat",
 }
 PROMPTS = ["Why is the sky blue?", "Name a colour."]
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 
 class Command(NamedTuple):
@@ -87,6 +89,7 @@ def run(command: Command, device: str, scratch: Path | None = None) -> str:
         place = scratch or Path(folder)
         (place / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
         (place / "prompts.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in PROMPTS))
+        (place / "person.json").write_text(json.dumps(SCHEMA))
         words = [*command.words, *_where(command.words, device)]
         if words[0] == "audit":
             sample = ("collect", "lookup", "prompts.txt", "lookup.jsonl", "-n", "8", "--target", *_target(words))
