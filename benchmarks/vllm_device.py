@@ -6,9 +6,11 @@
     TRITON_INTERPRET=1 python -m benchmarks.vllm_device --check                  # small shapes, without a GPU
 
 The first command makes a folder of vLLM's kernels, 0.2 MB, to be carried to a machine that has torch and Triton but not
-vLLM. Both sides get raw logits, and columns of controls by request slot, as vLLM keeps them. `us` is the median time of
-one call between two events, so the time that the host takes to launch counts; `us_in_graph` is that of one of ten calls
-in a CUDA graph. `--check` compares the plug-in's tokens with the laws instead, by the same kernels in Triton's
+vLLM. Both sides get the same raw logits and draft tokens, and columns of controls by request slot, as vLLM keeps them.
+vLLM's side is what its `RejectionSampler._verify` launches: logits in float32, temperature, top-k and top-p, then
+`rejection_sample`. The plug-in's is what it puts in that place, from the call to the counters. `us` is the median time
+of one call between two events, so the time that the host takes to launch counts; `us_in_graph` is that of one of ten
+calls in a CUDA graph. `--check` compares the plug-in's tokens with the laws instead, by the same kernels in Triton's
 interpreter.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +30,7 @@ import numpy as np
 import torch
 
 from draftproof.bench import kernels as bench
-from draftproof.bench import peers
+from draftproof.bench import peers, rows
 from draftproof.integrations.vllm.verification import Verification
 from draftproof.kernels import ChainRule, agreement, reference
 
@@ -69,14 +72,36 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> 
     for slot in range(batch):
         server.slots.add_request(slot, asked)
     server.slots.apply_staged_writes()
-    flat = data.target.reshape(batch * nodes, size)
-    slot = torch.arange(batch - 1, -1, -1, device=device)
-    drafts = data.draft.flip(0).contiguous()
-    starts = torch.arange(0, batch * nodes + 1, nodes, device=device, dtype=torch.int32)
-    position = torch.zeros(batch * nodes, dtype=torch.int64, device=device)
-    sampled = torch.nn.functional.pad(data.tokens, (1, 0)).reshape(-1).contiguous()
-    now = runner.Now(server.slots.mix(range(batch)), np.zeros(batch, dtype=bool), sampled, sampled)
-    return lambda: server.verify(now, flat, drafts, starts, position, slot, nodes - 1, processed=False)
+    index = np.arange(batch - 1, -1, -1, dtype=np.int32)
+    slot = torch.from_numpy(index).to(device)
+    counts = np.arange(0, batch * nodes + 1, nodes, dtype=np.int32)
+    sampled = torch.nn.functional.pad(data.tokens, (1, 0)).reshape(-1).to(torch.int32)
+    named = {
+        "logits": data.target.reshape(batch * nodes, size), "draft_logits": data.draft.flip(0).contiguous(),
+        "draft_sampled": sampled, "pos": torch.zeros(batch * nodes, dtype=torch.int64, device=device),
+        "cu_num_logits": torch.from_numpy(counts).to(device), "idx_mapping": slot, "idx_mapping_np": index,
+        "expanded_idx_mapping": slot.repeat_interleave(nodes),
+        "expanded_local_pos": torch.arange(nodes, dtype=torch.int32, device=device).repeat(batch),
+        "seq_lens_upper_bound_np": counts[1:], "verify_draft_sampled": sampled,
+    }  # fmt: skip
+
+    def theirs(
+        self: Any, logits: Any, draft_logits: Any, draft_sampled: Any, pos: Any, cu_num_logits: Any, idx_mapping: Any,
+        idx_mapping_np: Any, expanded_idx_mapping: Any, expanded_local_pos: Any, seq_lens_upper_bound_np: Any,
+        verify_draft_sampled: Any,
+    ) -> Any:  # fmt: skip
+        raise RuntimeError("the plug-in has left this batch to vLLM")
+
+    verify = runner.install_verify(theirs, lambda _: server)
+    step = SimpleNamespace(cu_num_logits_np=counts, idx_mapping_np=index)
+    this = SimpleNamespace(num_speculative_steps=nodes - 1)
+
+    def call() -> Any:
+        server.begin(step)
+        _, tokens, count = verify(this, **named)
+        return tokens, count
+
+    return call
 
 
 def measure() -> Iterator[dict[str, Any]]:
@@ -85,17 +110,28 @@ def measure() -> Iterator[dict[str, Any]]:
         for batch in BATCHES:
             for mode in MODES:
                 data = bench.case(batch, size, bench.MODES[mode], "cuda")
-                q = reference.law(data.draft, data.controls, data.tokens)
-                theirs = peers.vllm(peers.Input(data.target, data.draft, q, data.tokens, bench.MODES[mode]))
+                none = torch.empty(0)  # vLLM reads the drafter's logits, not its laws
+                theirs = peers.vllm(peers.Input(data.target, data.draft, none, data.tokens, bench.MODES[mode]))
                 for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
                     sides = {"vLLM": theirs[rule.name.lower()], "plug-in": plugin(data, mode, rule, "auto")}
                     for side, call in sides.items():
+                        count = call()[1]
                         yield {
                             "bench": "vllm device", "side": side, "rule": rule.name.lower(), "mode": mode, "V": size,
-                            "B": batch, "us": round(bench.clock(call), 2),
-                            "us_in_graph": round(bench.graph(call, 10), 2),
+                            "B": batch, "K": bench.DRAFTS, "dtype": "bfloat16",
+                            "accepted": round(float(count.double().mean()) - 1, 2), "us": round(bench.clock(call), 2),
+                            **in_graph(call),
                         }  # fmt: skip
                 torch.cuda.empty_cache()
+
+
+def in_graph(call: Callable[[], Any]) -> dict[str, Any]:
+    """The time of a call in a CUDA graph, or what keeps it from being captured."""
+    try:
+        return {"us_in_graph": round(bench.graph(call, 10), 2)}
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        return {"us_in_graph": None, "why": str(error).splitlines()[0]}
 
 
 def check() -> Iterator[dict[str, Any]]:
@@ -129,13 +165,16 @@ def main() -> None:
         version = importlib.import_module("vllm").__version__
     except ModuleNotFoundError:
         sys.exit("vllm is not on the path: `python -m benchmarks.vllm_files build/vllm` copies what is needed of it")
+    where = rows.facts("cuda" if torch.cuda.is_available() else "cpu")._asdict()
+    where["versions"]["vllm"] = version
+    where["command"] = shlex.join(["python", "-m", "benchmarks.vllm_device", *(["--check"] if options.check else [])])
     wrong = 0
     for row in check() if options.check else measure():
         print(json.dumps(row), flush=True)
         wrong += row.get("wrong", 0)
         if options.json is not None:
-            with options.json.open("a") as file:
-                file.write(json.dumps({**row, "vllm": version, **bench.about()}) + "\n")
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**row, "seed": bench.SEED, **where}) + "\n")
     sys.exit(f"{wrong} outcomes differ from the laws" if wrong else 0)
 
 

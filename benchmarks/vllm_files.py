@@ -48,9 +48,12 @@ HAS_TRITON = True
 """,
     "utils/gpu_sync_debug.py": "from contextlib import nullcontext as gpu_sync_allowed\n",
     "utils/platform_utils.py": """\
+from functools import cache
+
 import torch
 
 
+@cache
 def num_compute_units(device_id=0):
     return torch.cuda.get_device_properties(device_id).multi_processor_count if torch.cuda.is_available() else 4
 """,

@@ -93,15 +93,15 @@ def vllm(data: Input) -> dict[str, Call]:
     local = torch.arange(nodes, device=device, dtype=torch.int32).repeat(batch)
     temperature = torch.full((batch,), float(sampling.temperature), device=device)
     seed = torch.arange(batch, device=device)
-    top_k = torch.full((batch * nodes,), sampling.top_k, device=device, dtype=torch.int32) if sampling.top_k else None
-    top_p = torch.full((batch * nodes,), sampling.top_p, device=device) if sampling.top_p < 1 else None
+    top_k = torch.full((batch,), sampling.top_k, device=device, dtype=torch.int32) if sampling.top_k else None
+    top_p = torch.full((batch,), sampling.top_p, device=device) if sampling.top_p < 1 else None
     fed = torch.nn.functional.pad(data.tokens, (1, 0)).reshape(-1).contiguous()
 
     def call(block: bool) -> Any:
         logits = data.target.view(-1, size).to(torch.float32)
         heat(logits, spread, temperature)
         if top_k is not None or top_p is not None:
-            logits = cut(logits, top_k, top_p)
+            logits = cut(logits, *(None if each is None else each[spread] for each in (top_k, top_p)))
         return sampler(
             logits, data.draft, fed, starts, position, index, spread, local, temperature, seed, nodes - 1,
             use_block_verification=block,
