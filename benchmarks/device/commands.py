@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftproof.paths import cache_folder
+from draftproof.models.files.download import smollm2_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {  # how long texts are here
@@ -92,8 +92,10 @@ def run(command: Command, device: str, scratch: Path | None = None) -> str:
         (place / "person.json").write_text(json.dumps(SCHEMA))
         words = [*command.words, *_where(command.words, device)]
         if words[0] == "audit":
-            sample = ("collect", "lookup", "prompts.txt", "lookup.jsonl", "-n", "8", "--target", *_target(words))
-            _ended([*sample, "--device", device], place)
+            engines = {"lookup": "lookup.jsonl"} | ({"transformers": "plain.jsonl"} if "--against" in words else {})
+            for engine, texts in engines.items():
+                sample = ("collect", engine, "prompts.txt", texts, "-n", "8", "--target", *_target(words))
+                _ended([*sample, "--device", device], place)
         if words[0] == "serve":
             return _served(words, place)
         return _ended(words, place, said="Hello\n" if words[0] == "chat" else None)
@@ -105,15 +107,13 @@ def _target(words: list[str]) -> list[str]:
 
 def _where(words: tuple[str, ...], device: str) -> list[str]:
     """The device, and the small model of the package where the default one is not there and cannot be fetched."""
-    here = (cache_folder() / "smollm2-135m-instruct" / "complete").exists()
-    small = [] if here or "--target" in words or words[0] == "list" else ["--target", "tiny"]
+    small = [] if smollm2_folder().is_dir() or "--target" in words or words[0] == "list" else ["--target", "tiny"]
     return small if words[0] == "list" else [*small, "--device", device]
 
 
 def needs_default_model(command: Command) -> bool:
     """Whether it asks for the head, which only the default model has, and that is not there."""
-    here = (cache_folder() / "smollm2-135m-instruct" / "complete").exists()
-    return "head" in command.words and not here
+    return "head" in command.words and not smollm2_folder().is_dir()
 
 
 def _ended(words: list[str], folder: Path, said: str | None = None) -> str:

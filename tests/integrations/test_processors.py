@@ -10,6 +10,7 @@ from transformers.generation.logits_process import (
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopHLogitsWarper,
     TopKLogitsWarper,
@@ -60,3 +61,13 @@ def test_the_law_is_theirs(processors, left, padding):
 def test_greedy_is_greedy_whatever_the_heat():
     for one in samplings_of([HEAT, KEPT], PaddedPrompt(IDS, 6), sampled=False, draft_temperature=1.5):
         assert (one.temperature, one.top_k) == (0.0, 9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="two devices need a GPU")
+def test_a_processor_gets_all_scores_on_the_prompts_device():
+    """A drafter may have its scores on the CPU, and processors keep tensors on the device of their first call."""
+    bias = SequenceBiasLogitsProcessor({(3,): 2.0})
+    sampling, _ = samplings_of([bias], PaddedPrompt(IDS, 6), sampled=True, device=torch.device("cuda"))
+    scores = torch.randn(1, 12)
+    on_device = law(scores.cuda(), sampling, [Context(IDS, ())])
+    torch.testing.assert_close(law(scores, sampling, [Context(IDS, ())]), on_device.cpu())

@@ -12,7 +12,7 @@ SEEN = (
     ("return (Seen){first, own + 1 - first, own + 1};", "return (Seen){first, own + 2 - first, own + 2};", "a token sees the one after it"),
     ("row[seen.first + seen.run] >= HIDDEN;) seen.run++;", "1;) seen.run++;", "a node of a tree sees what lies between its ancestors"),
     ("if (work.added[s] >= HIDDEN) scattered", "if (1) scattered", "a node of a tree sees all nodes between its ancestors and itself"),
-    ("if (another) seen[r]", "if (!l) seen[r]", "all layers have the first layer's window"),
+    ("if (another) call->seen[r]", "if (!l) call->seen[r]", "all layers have the first layer's window"),
     ("(h - n->heads) % n->kv_heads) * n->room + slot)", "(h - n->heads) % n->kv_heads) * n->room + slot + 1)", "entries are written one slot too far"),
     ("h < n->heads + n->kv_heads && i < half; i++) {", "h < n->heads && i < half; i++) {", "keys are not rotated"),
     ("if (!n->padded || slot_of(n, slots, at)) live", "if (slot_of(n, slots, at) > 1 || !n->padded) live", "the first token of a text counts as padding"),
@@ -22,8 +22,8 @@ SEEN = (
 ATTENTION = tuple(Patch("native/layers.c" if "another" in fault[0] else "native/attention.c", *fault) for fault in SEEN)
 LAYERS = (
     Patch("native/layers.c", "for (long i = 0; l && i < width; i++) row[i] += added", "for (long i = 0; 0 && i < width; i++) row[i] += added", "a layer's result is not added to the stream"),
-    Patch("native/layers.c", "caches[2 * l], caches[2 * l + 1]);\n                if", "caches[0], caches[1]);\n                if", "all layers write into the first layer's cache"),
-    Patch("native/layers.c", "rotate_and_store(&n, live.at[r], qkv,", "rotate_and_store(&n, r, qkv,", "beside padding entries go to other tokens' slots"),
+    Patch("native/layers.c", "*keys = call->caches[2 * l], *values = call->caches[2 * l + 1];", "*keys = call->caches[0], *values = call->caches[1];", "all layers write into the first layer's cache"),
+    Patch("native/layers.c", "rotate_and_store(&n, call->live.at[r], qkv,", "rotate_and_store(&n, r, qkv,", "beside padding entries go to other tokens' slots"),
     Patch("native/layers.c", "x[live.at[r] * width + i] += added[r * width + i];", "x[r * width + i] += added[r * width + i];", "beside padding a token gets another one's result"),
     Patch("native/linear.c", "some |= mask[i];", "some = mask[i];", "the scores of a group are left out by its last token"),
     Patch("native/linear.c", "if (layer->bias) y += *(const Floats *)(layer->bias + n + WIDTH * c);", "", "a quantised layer forgets its bias"),

@@ -109,7 +109,7 @@ def custom_generate(
     ) -> Any:
         call = _call(sys._getframe(1))
         _refuse(generation_config, logits_processor, rest, call)
-        streamer, count = call.get("streamer"), len(input_ids)
+        streamer, count, device = call.get("streamer"), len(input_ids), input_ids.device
         if streamer is not None and count > 1:
             raise DraftproofError(f"a streamer takes one text, but there are {count}: pass one prompt, or no streamer")
         prompts = _unpadded(input_ids, rest.get("attention_mask"))
@@ -124,10 +124,10 @@ def custom_generate(
             for r, prompt in enumerate(prompts):
                 view = PaddedPrompt(tuple(input_ids[r].tolist()), len(prompt))
                 own = [of_row(processor, r, input_ids, generation_config) for processor in logits_processor]
-                samplings = samplings_of(own, view, generation_config.do_sample, draft_temperature)
+                samplings = samplings_of(own, view, generation_config.do_sample, draft_temperature, device)
                 if form is not None:
                     samplings = _with_grammar(samplings, form, generation_config)
-                stopping = _criteria(view.of(stopping_criteria), prompt, input_ids.device)
+                stopping = _criteria(view.of(stopping_criteria), prompt, device)
                 requests.append(setup.request(prompt, samplings, length, SampleKey(seed, r), stopping=stopping))
             scheduler = setup.scheduler(count, max(map(len, prompts)) + length, reuse=True)
             for _, same in itertools.groupby(requests, key=lambda request: (request.prompt, request.sampling)):

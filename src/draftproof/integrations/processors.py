@@ -51,16 +51,36 @@ class WithPadding(NamedTuple):
         return self.function(torch.cat([padded, ids[:, self.view.length :]], dim=1), scores)
 
 
+class OnDevice(NamedTuple):
+    """A processor on the prompt's device, where it keeps its tensors; some drafters have their scores on the CPU."""
+
+    function: Callable[..., torch.Tensor]
+    device: torch.device
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if scores.device == self.device:
+            return self.function(ids, scores)
+        return self.function(ids.to(self.device), scores.to(self.device)).to(scores.device)
+
+
 def samplings_of(
-    processors: Sequence[Any], view: PaddedPrompt, sampled: bool, draft_temperature: float | None = None
+    processors: Sequence[Any],
+    view: PaddedPrompt,
+    sampled: bool,
+    draft_temperature: float | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Sampling, Sampling]:
-    """The Sampling that equals these processors followed by a softmax, and the one for the draft."""
+    """The Sampling that equals these processors followed by a softmax, and the one for the draft.
+
+    device    that the processors' tensors are on; None: that of the scores they are given
+    """
     settings, others = _controls(list(processors))
     if others and _is_repetition(others[0]) and not view.is_padded:  # transformers counts padding as text
         settings["repetition_penalty"] = others.pop(0).penalty
     heat = settings.pop("temperature", 1.0)
     heat = heat if sampled else 0.0
-    settings["processors"] = tuple(map(view.of, others))
+    placed = others if device is None else [OnDevice(one, device) for one in others]
+    settings["processors"] = tuple(map(view.of, placed))
     sampling = Sampling(**settings, temperature=heat)
     if draft_temperature is None or not sampled:
         return sampling, sampling

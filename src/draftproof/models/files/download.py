@@ -23,9 +23,14 @@ SMOLLM2 = fetch.Release(
 )
 
 
+def smollm2_folder() -> Path:
+    """Where the default model lies, once it has been fetched."""
+    return cache_folder() / "smollm2-135m-instruct"
+
+
 def smollm2() -> Path:
     """The folder of the default model; the first call makes it, and of several processes one."""
-    release, folder = SMOLLM2, cache_folder() / "smollm2-135m-instruct"
+    release, folder = SMOLLM2, smollm2_folder()
     if folder.is_dir():  # it is moved there whole
         return folder
     try:
