@@ -34,6 +34,9 @@ from draftproof.bench import peers, rows
 from draftproof.integrations.vllm.verification import Verification
 from draftproof.kernels import ChainRule, agreement, reference
 
+RESULTS = Path(__file__).with_name("results") / "vllm-h200.jsonl"
+SIDES = ("vLLM", "plug-in")
+NAMES = {"temp": "temperature", "topk_topp": "and top-k, top-p"}
 SIZES, BATCHES, MODES = (128_256, 151_936), (1, 64, 256), ("temp", "topk_topp")
 SMALL = ((700, 3), (1200, 1))
 
@@ -113,8 +116,8 @@ def measure() -> Iterator[dict[str, Any]]:
                 none = torch.empty(0)  # vLLM reads the drafter's logits, not its laws
                 theirs = peers.vllm(peers.Input(data.target, data.draft, none, data.tokens, bench.MODES[mode]))
                 for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
-                    sides = {"vLLM": theirs[rule.name.lower()], "plug-in": plugin(data, mode, rule, "auto")}
-                    for side, call in sides.items():
+                    calls = theirs[rule.name.lower()], plugin(data, mode, rule, "auto")
+                    for side, call in zip(SIDES, calls, strict=True):
                         count = call()[1]
                         yield {
                             "bench": "vllm device", "side": side, "rule": rule.name.lower(), "mode": mode, "V": size,
@@ -154,6 +157,45 @@ def check() -> Iterator[dict[str, Any]]:
                     "B": batch,
                     **result._asdict(),
                 }
+
+
+# For docs/vllm.md
+
+
+def table(root: Path) -> str:
+    """Both sides' times from the newest run that is recorded, and where they were taken."""
+    path = root / RESULTS.relative_to(RESULTS.parents[2])
+    if not path.exists():
+        return "No run on a GPU is recorded.\n"
+    found = [row for row in rows.read(path) if row["bench"] == "vllm device"]
+    last = found[-1]
+    found = [row for row in found if (row["commit"], row["date"]) == (last["commit"], last["date"])]
+    times = {tuple(row[name] for name in ("V", "mode", "rule", "B", "side")): row for row in found}
+    batches = sorted({row["B"] for row in found})
+    heads = [f"B = {batch}{where}" for where in ("", ", launched") for batch in batches]
+    lines = [["V", "controls", "rule", *heads], ["---"] * (3 + len(heads))]
+    for size, mode, rule in dict.fromkeys(key[:3] for key in times):
+        cells = [
+            cell(*(times.get((size, mode, rule, batch, side), {}).get(name) for side in SIDES))
+            for name in ("us_in_graph", "us")
+            for batch in batches
+        ]
+        lines.append([f"{size:,}", NAMES[mode], f"`{rule}`", *cells])
+    stack = ", ".join(f"{name} {last['versions'][name]}" for name in ("vllm", "torch", "triton"))
+    place = f"{last['machine']['gpu']}; {stack}; seed {last['seed']}; commit {last['commit']}, {last['date']}"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n`{last['command']}`: {place}.\n"
+
+
+def cell(theirs: float | None, ours: float | None) -> str:
+    """Microseconds of vLLM and of the plug-in, and how many times as fast the latter is.
+
+    >>> cell(1411.0, 204.1)
+    '1411 / 204, 6.9x'
+    >>> cell(None, 20.4)
+    'not captured / 20'
+    """
+    shown = " / ".join("not captured" if us is None else f"{us:.0f}" for us in (theirs, ours))
+    return shown if theirs is None or ours is None else f"{shown}, {theirs / ours:.1f}x"
 
 
 def main() -> None:

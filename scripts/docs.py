@@ -22,7 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import drafters, vllm_engine
+from benchmarks import drafters, vllm_device, vllm_engine
 from benchmarks.device import table as device_table
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
@@ -122,7 +122,8 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / "exactness.md", filled(docs / "exactness.md", {"mutants": mutants.score(root)})
     yield docs / "engines.md", filled(docs / "engines.md", {"engines": engines.table(root)})
     yield docs / engines.PAGE, engines.page(root)
-    yield docs / "vllm.md", filled(docs / "vllm.md", {"measured": vllm_engine.table(root)})
+    in_vllm = {"measured": vllm_engine.table(root), "device": vllm_device.table(root)}
+    yield docs / "vllm.md", filled(docs / "vllm.md", in_vllm)
     yield docs / "metrics.md", filled(docs / "metrics.md", {"metrics": metrics()})
     yield docs / "files.md", FILES + tree(root)
     yield (

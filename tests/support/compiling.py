@@ -19,7 +19,10 @@ from triton.runtime.jit import JITFunction
 
 from draftproof import kernels
 from draftproof.draft import Tree
-from draftproof.kernels import Controls, NoiseKeys, Summary
+from draftproof.integrations.vllm import launches
+from draftproof.integrations.vllm.counters import WIDTH
+from draftproof.integrations.vllm.layout import SlotColumns
+from draftproof.kernels import Controls, NoiseKeys, Ragged, Summary
 from draftproof.kernels.chain.plan import Tiling
 from draftproof.kernels.chain.workspace import Workspace
 from draftproof.kernels.lib import launching
@@ -94,7 +97,7 @@ def logits(rows: int) -> torch.Tensor:
 
 
 def compile_all(sampling: Sampling) -> None:
-    """Draft sampling, a chain, several children of one node, and a tree."""
+    """Draft sampling, a chain, what vLLM's steps take beside it, several children of one node, and a tree."""
     controls = Controls.of([sampling] * BATCH, NODES, SIZE)
     noise = NoiseKeys(*(torch.zeros(BATCH, dtype=torch.int64),) * 3)
     chain, tree = torch.zeros(BATCH, NODES - 1, dtype=torch.int64), Tree.of(1, 2)
@@ -109,6 +112,13 @@ def compile_all(sampling: Sampling) -> None:
             workspace=Workspace.of(BATCH, NODES, SIZE, torch.device("cpu"), tiling),
         )  # fmt: skip
     node = torch.zeros(BATCH, dtype=torch.int64)
+    step = launches.slot_step(
+        SlotColumns(*controls[:4], noise.seed, rule), node, torch.arange(BATCH + 1), node, node,
+        nodes=NODES, depth=NODES - 1, vocabulary=SIZE, truncates=bool(controls.truncates),
+    )  # fmt: skip
+    target, draft = (Ragged(logits(n).flatten(0, 1), step.first, n) for n in (NODES, NODES - 1))
+    out = kernels.verify(target, draft, step.tokens, controls, rule, noise, expected=True, backend="triton")
+    launches.add_up(torch.zeros(3, WIDTH, dtype=torch.float64), rule, step.tokens, out.accepted, out.reach, out.fault)
     theirs = controls.at([0])
     kernels.pick(logits(NODES), node, logits(1), node, chain, controls, noise, draft_controls=theirs, backend="triton")
     tokens = torch.zeros(BATCH, NODES, dtype=torch.int64)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from draftproof.draft import Draft, Tree
-from draftproof.integrations.vllm.layout import FlatDrafts, slot_rows, slots_of
+from draftproof.integrations.vllm import launches
+from draftproof.integrations.vllm.counters import WIDTH, add_up
+from draftproof.integrations.vllm.layout import FlatDrafts, SlotColumns, SlotStep, slot_rows, slot_step
 from draftproof.integrations.vllm.requests import Mix
 from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
 from draftproof.kernels import ChainRule, NoiseKeys, Ragged
@@ -41,14 +44,35 @@ def step_of(runner: str, rule: ChainRule, seeds: torch.Tensor | None = None) -> 
         tokens = flat.tokens(data["draft_token_ids"])
     else:
         nodes = data["draft_logits"].shape[1] + 1
-        target = Ragged(data["logits"], data["starts"][:-1].long(), nodes)
-        draft = slot_rows(data["draft_logits"], data["slot"], nodes - 1)
-        tokens = slots_of(data["draft_sampled"], data["starts"], nodes)
+        found = slots_of(data["draft_sampled"], data["starts"], nodes, data["slot"])
+        target, tokens = Ragged(data["logits"], found.first, nodes), found.tokens
+        draft = Ragged(slot_rows(data["draft_logits"]), found.draft_first, nodes - 1)
     batch = len(tokens)
     one, zero = torch.ones(batch), torch.zeros(batch, dtype=torch.int64)
     noise = NoiseKeys(torch.arange(batch) + 7 if seeds is None else seeds, zero, zero)
     rules = torch.full((batch,), rule, dtype=torch.int32)
     return ServedStep(target, draft, tokens, controls_of(one, PLAIN), controls_of(one, PLAIN), rules, noise)
+
+
+def slots_of(
+    sampled: torch.Tensor,
+    starts: torch.Tensor,
+    nodes: int,
+    slot: torch.Tensor,
+    gather: Any = slot_step,
+    truncates: bool = True,
+) -> SlotStep:
+    """What requests in these slots need, beside controls of eight slots."""
+    torch.manual_seed(4)
+    columns = SlotColumns(
+        torch.rand(8), torch.randint(1, 101, (8,), dtype=torch.int32), torch.rand(8), torch.rand(8),
+        torch.randint(-(2**63), 2**63 - 1, (8,)), torch.randint(0, 3, (8,), dtype=torch.int32),
+    )  # fmt: skip
+    columns.top_k[slot[0]] = 100  # off
+    position = torch.arange(len(sampled)) * 3
+    return gather(
+        columns, slot, starts, position, sampled, nodes=nodes, depth=nodes - 1, vocabulary=100, truncates=truncates
+    )  # type: ignore[no-any-return]
 
 
 def alone(step: ServedStep, rule: ChainRule, b: int) -> list[int]:
@@ -125,7 +149,41 @@ def test_padded_drafts_end_at_the_first_padding() -> None:
     assert flat.request.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
     assert (flat.first.tolist(), flat.draft_first.tolist()) == ([0, 4, 5], [0, 3, 3])
     sampled, starts = torch.tensor([1, 5, -1, 6, 2, 3, -1, 9]), torch.tensor([0, 4, 5, 8])
-    assert slots_of(sampled, starts, 4).tolist() == [[5, -1, -1], [-1, -1, -1], [-1, -1, -1]]
+    found = slots_of(sampled, starts, 4, torch.tensor([2, 0, 5]))
+    assert found.tokens.tolist() == [[5, -1, -1], [-1, -1, -1], [-1, -1, -1]]
+    assert found.draft_first.tolist() == [6, 0, 15]
+    assert found.position.tolist() == [0, 12, 15]
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("nodes", [1, 2, 6])
+def test_one_launch_gathers_what_many_do(kind: torch.dtype, nodes: int) -> None:
+    """Drafts of every length up to the longest, some of them padded, in slots in any order."""
+    lengths = torch.arange(6).clamp(max=nodes - 1)
+    starts = torch.nn.functional.pad((lengths + 1).cumsum(0), (1, 0)).to(kind)
+    sampled = torch.randint(-1, 50, (int(starts[-1]),), generator=torch.Generator().manual_seed(1)).to(kind)
+    slot = torch.tensor([3, 7, 0, 5, 1, 4], dtype=kind)
+    many = slots_of(sampled, starts, nodes, slot)
+    one = slots_of(sampled, starts, nodes, slot, launches.slot_step)
+    for name, expected in many._asdict().items():
+        found = getattr(one, name)
+        assert found.dtype == expected.dtype, name
+        assert torch.equal(found, expected), name
+    plain = slots_of(sampled, starts, nodes, slot, launches.slot_step, truncates=False)
+    assert all(torch.equal(getattr(plain, name), getattr(many, name)) for name in SlotStep._fields[4:])
+
+
+def test_one_launch_counts_what_many_do() -> None:
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.tensor([[4, 5, 6], [4, -1, -1], [-1, -1, -1], [9, 9, -1], [1, 2, 3]])
+    rule = torch.tensor([0, 1, 1, 2, 1], dtype=torch.int32)
+    accepted, fault = (torch.tensor(each, dtype=torch.int32) for each in ([2, 1, 0, 0, 3], [0, 0, 4, 1, 0]))
+    reach = torch.rand(5, 3, generator=generator) * (tokens >= 0)
+    one, many = torch.ones(2, 3, WIDTH, dtype=torch.float64)
+    launches.add_up(one, rule, tokens, accepted, reach, fault)
+    add_up(many, rule, tokens, accepted, reach, fault)
+    torch.testing.assert_close(one, many, rtol=1e-7, atol=0)
+    assert not torch.equal(one, torch.ones_like(one))
 
 
 def test_rows_by_slot_may_be_part_of_a_larger_buffer() -> None:
@@ -134,7 +192,8 @@ def test_rows_by_slot_may_be_part_of_a_larger_buffer() -> None:
     buffer, slot = torch.randn(6, 5, 11), torch.tensor([4, 0, 3])
     for logits in (buffer, buffer[:, :3], buffer[..., :7], buffer[:, :3, :7], buffer[::2]):
         inside = slot.clamp(max=len(logits) - 1)
-        assert torch.equal(slot_rows(logits, inside, 2).gathered(), logits[inside, :2])
+        rows = Ragged(slot_rows(logits), inside * logits.shape[1], 2)
+        assert torch.equal(rows.gathered(), logits[inside, :2])
 
 
 def test_vocabularies_of_different_sizes_meet_at_the_larger() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftproof import kernels
 from draftproof.kernels.types import ChainRule
 
 VARIABLE = "DRAFTPROOF_VLLM_COUNTERS"  # the folder; set where the engine is configured, inherited by its workers
@@ -57,13 +58,12 @@ class Counters:
 
     def add(self, rule: Tensor, tokens: Tensor, accepted: Tensor, reach: Tensor, fault: Tensor) -> None:
         """Count one step of B requests: rule [B], draft tokens [B, K], how many were accepted [B], reach [B, K]."""
-        drafts = (tokens >= 0).to(torch.float64)
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        taken = (place < accepted[:, None]).to(torch.float64)
-        scalars = [drafts.sum(1) > 0, drafts.sum(1), accepted, reach.sum(1), fault != 0]
-        rows = [torch.stack([each.to(torch.float64) for each in scalars], dim=1)]
-        rows += [torch.nn.functional.pad(each, (0, POSITIONS - len(place))) for each in (drafts, taken, reach.double())]
-        self.table.index_add_(0, rule.to(torch.int64), torch.cat(rows, dim=1))
+        if self.table.is_cuda and kernels.available(self.table.device):
+            from draftproof.integrations.vllm import launches
+
+            launches.add_up(self.table, rule, tokens, accepted, reach, fault)
+        else:
+            add_up(self.table, rule, tokens, accepted, reach, fault)
         if self.table is not self.shared:
             self._publish()
 
@@ -79,6 +79,17 @@ class Counters:
             self._host.copy_(self.table, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
+
+
+def add_up(table: Tensor, rule: Tensor, tokens: Tensor, accepted: Tensor, reach: Tensor, fault: Tensor) -> None:
+    """Add the numbers of one step to a table; `launches.add_up` has the same in one launch."""
+    drafts = (tokens >= 0).to(torch.float64)
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    taken = (place < accepted[:, None]).to(torch.float64)
+    scalars = [drafts.sum(1) > 0, drafts.sum(1), accepted, reach.sum(1), fault != 0]
+    rows = [torch.stack([each.to(torch.float64) for each in scalars], dim=1)]
+    rows += [torch.nn.functional.pad(each, (0, POSITIONS - len(place))) for each in (drafts, taken, reach.double())]
+    table.index_add_(0, rule.to(torch.int64), torch.cat(rows, dim=1))
 
 
 def read(folder: str | os.PathLike[str] | None = None) -> dict[str, RuleCounts]:

@@ -54,23 +54,61 @@ class FlatDrafts(NamedTuple):
         return Ragged(rows, self.draft_first, self.width)
 
 
-def slots_of(
+class SlotColumns(NamedTuple):
+    """What is kept of all requests, by slot [M]: vLLM's controls and seeds, and the rules."""
+
+    temperature: Tensor  # float32
+    top_k: Tensor  # int32; the vocabulary's size is off
+    top_p: Tensor  # float32
+    min_p: Tensor  # float32
+    seed: Tensor  # int64
+    rule: Tensor  # int32
+
+
+class SlotStep(NamedTuple):
+    """The same of the B requests of a step, as the kernels take it, and where their rows are."""
+
+    temperature: Tensor  # [B] float32
+    top_k: Tensor  # [B] int32, 0 = off; like the next two, of no use where nothing is truncated
+    top_p: Tensor  # [B] float64
+    min_p: Tensor  # [B] float64
+    seed: Tensor  # [B] int64
+    rule: Tensor  # [B] int32
+    first: Tensor  # [B] int64, the first row
+    draft_first: Tensor  # [B] int64, the same among rows of draft tokens
+    position: Tensor  # [B] int64, of the first row
+    tokens: Tensor  # [B, nodes - 1] int64: the draft tokens, -1 behind a draft's end
+
+
+def slot_step(
+    columns: SlotColumns,
+    slot: Tensor,  # [B]
+    starts: Tensor,  # [B + 1] where each request's rows begin; their lengths only the device knows
+    position: Tensor,  # [R]
     sampled: Tensor,  # [R] the token that each row was read with: the last committed one, then the draft tokens
-    starts: Tensor,  # [B + 1] where each request's rows begin
+    *,
     nodes: int,  # the most rows of a request
-) -> Tensor:
-    """[B, nodes - 1] int64: the draft tokens of flat rows whose lengths only the device knows; -1 behind an end."""
-    place = starts[:-1, None].to(torch.int64) + torch.arange(1, nodes, device=sampled.device)
+    depth: int,  # rows of draft tokens of each slot
+    vocabulary: int,
+    truncates: bool,  # whether any of the requests does
+) -> SlotStep:
+    """What the requests of a step need; `launches.slot_step` has the same in one launch."""
+    slot, first = slot.to(torch.int64), starts[:-1].to(torch.int64)
+    temperature, top_k, top_p, min_p, seed, rule = (column[slot] for column in columns)
+    place = first[:, None] + torch.arange(1, nodes, device=slot.device)
     inside = place < starts[1:, None]
-    tokens = sampled[torch.where(inside, place, 0)].to(torch.int64)
-    return _ended(torch.where(inside, tokens, -1))
+    tokens = torch.where(inside, sampled[torch.where(inside, place, 0)].to(torch.int64), -1)
+    top_k = torch.where(top_k < vocabulary, top_k, 0)
+    return SlotStep(
+        temperature, top_k, top_p.to(torch.float64), min_p.to(torch.float64), seed, rule, first, slot * depth,
+        position[first].to(torch.int64), _ended(tokens),
+    )  # fmt: skip
 
 
-def slot_rows(logits: Tensor, slot: Tensor, width: int) -> Ragged:
-    """Rows [M, K, V] by slot as the rows of the requests in these slots [B]; `width` of each are looked at."""
+def slot_rows(logits: Tensor) -> Tensor:
+    """Rows [M, K, V] by slot as one after another, [M * K, V]."""
     slots, depth = logits.shape[:2]
-    rows = logits.flatten(0, 1) if logits.stride(0) == depth * logits.stride(1) else logits.reshape(slots * depth, -1)
-    return Ragged(rows, slot.to(torch.int64) * depth, width)
+    return logits.flatten(0, 1) if logits.stride(0) == depth * logits.stride(1) else logits.reshape(slots * depth, -1)
 
 
 def _ended(tokens: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from torch import Tensor
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-from draftproof.integrations.vllm.layout import slot_rows, slots_of
+from draftproof.integrations.vllm import layout
+from draftproof.integrations.vllm.layout import SlotColumns, SlotStep
 from draftproof.integrations.vllm.requests import Mix, RequestChoice, choice, mix
-from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
+from draftproof.integrations.vllm.verification import ServedStep, Verification, of_one_width
 from draftproof.kernels import Controls, NoiseKeys, Ragged
 
 VLLM_PROCESSORS = 3  # bias, penalties, bad words; what comes after them is the user's own
@@ -33,12 +34,13 @@ class ChoiceSlots:
         self.rule = torch.zeros(slots, dtype=torch.int32, device=device)
         self._host = torch.zeros(slots, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._changed = True
+        self._mixed: tuple[bytes, Mix] | None = None  # of the last batch; the next one is often the same
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Whether the request needs this processor: never."""
         made = self.choices[req_idx] = choice(sampling_params, self.default)
         self._host[req_idx] = int(made.rule)
-        self._changed = True
+        self._changed, self._mixed = True, None
         return False
 
     def apply_staged_writes(self) -> None:
@@ -52,8 +54,12 @@ class ChoiceSlots:
 
     def mix(self, slots: Any) -> Mix:
         """Of the requests in these slots; vLLM's warm-up has some that never came."""
-        known = [each for slot in slots if (each := self.choices[int(slot)]) is not None]
-        return mix(known) if len(known) == len(slots) else Mix(raw=False, truncates=2, greedy=True, whole=True)
+        key = slots.tobytes()
+        if self._mixed is None or self._mixed[0] != key:
+            known = [each for slot in slots.tolist() if (each := self.choices[slot]) is not None]
+            unknown = Mix(raw=False, truncates=2, greedy=True, whole=True)
+            self._mixed = key, mix(known) if len(known) == len(slots) else unknown
+        return self._mixed[1]
 
 
 class Now(NamedTuple):
@@ -79,19 +85,26 @@ class SamplerServer:
         )
         self.slots = ChoiceSlots(default, self.states.max_num_reqs, device)
         sampler.logits_processors.append(self.slots)
-        self.undrafted: Any = None  # slots whose requests have no draft in this step
+        slots = self.states.max_num_reqs
+        self.undrafted = np.zeros(slots, dtype=bool)  # by slot, whether the request has no draft in this step
+        # columns of nothing: a request number, and controls that are off
+        self.zero = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.off = (
+            torch.zeros(slots, dtype=torch.int32, device=device), torch.ones(slots, dtype=torch.float64, device=device),
+            torch.zeros(slots, dtype=torch.float64, device=device),
+        )  # fmt: skip
         self.now: Now | None = None
 
     def begin(self, batch: Any) -> None:
         """A step begins."""
         lengths = np.diff(batch.cu_num_logits_np[: len(batch.idx_mapping_np) + 1])
-        self.undrafted = batch.idx_mapping_np[lengths <= 1]
+        self.undrafted[batch.idx_mapping_np] = lengths <= 1
 
     def call(self, arguments: dict[str, Any]) -> Now:
         """What is known on the host of a call of `_verify`, which has all of a step's requests or some of them."""
         slots, sampled = arguments["idx_mapping_np"], arguments["draft_sampled"]
         marked = arguments.get("verify_draft_sampled", sampled)
-        return Now(self.slots.mix(slots), np.isin(slots, self.undrafted), sampled, marked)
+        return Now(self.slots.mix(slots), self.undrafted[slots], sampled, marked)
 
     def verify(
         self,
@@ -108,36 +121,63 @@ class SamplerServer:
         if now.marked is not now.draft_sampled:
             bar(logits, now.draft_sampled, now.marked)
         nodes = min(depth + 1, len(logits))
-        target = Ragged(logits, starts[:-1].to(torch.int64), nodes)
-        draft = None if draft_logits is None else slot_rows(draft_logits, slot, nodes - 1)
+        step = self._step(now, logits, draft_logits, starts, position, slot, nodes)
+        target = Ragged(logits, step.first, nodes)
+        draft = None
+        if draft_logits is not None:
+            draft = Ragged(layout.slot_rows(draft_logits), step.draft_first, nodes - 1)
         target, draft = of_one_width(target, draft)
-        slot = slot.to(torch.int64)
-        temperature = self.states.temperature.gpu[slot]
-        zero = torch.zeros_like(slot)
         # each step commits a token, so that the position at its beginning is a number of the step
-        noise = NoiseKeys(self.states.seeds.gpu[slot], zero, position[target.first].to(torch.int64))
-        step = ServedStep(
-            target,
-            draft,
-            slots_of(now.draft_sampled, starts, nodes),
-            self._controls(now.mix, temperature, slot, logits.shape[-1], processed),
-            controls_of(temperature, now.mix),
-            self.slots.rule[slot],
-            noise,
-        )
-        out = self.verification(step)
-        tokens = torch.nn.functional.pad(out.tokens, (0, depth + 1 - nodes), value=-1)
+        noise = NoiseKeys(step.seed, self.zero[: len(slot)], step.position)
+        out = self.verification(
+            ServedStep(
+                target, draft, step.tokens, self._controls(now.mix, step, processed), self._plain(now.mix, step),
+                step.rule, noise,
+            )
+        )  # fmt: skip
+        tokens = out.tokens
+        if nodes <= depth:
+            tokens = torch.nn.functional.pad(tokens, (0, depth + 1 - nodes), value=-1)
         if now.undrafted.any():
-            self._undrafted(now, tokens, logits, target.first, position, slot)
+            self._undrafted(now, tokens, logits, step.first, position, slot)
         return tokens, out.accepted + 1
 
-    def _controls(self, mix: Mix, temperature: Tensor, slot: Tensor, vocabulary: int, processed: bool) -> Controls:
+    def _step(
+        self, now: Now, logits: Tensor, draft_logits: Tensor | None, starts: Tensor, position: Tensor, slot: Tensor,
+        nodes: int,
+    ) -> SlotStep:  # fmt: skip
+        """What the requests in these slots need."""
+        states = self.states
+        columns = SlotColumns(
+            states.temperature.gpu, states.top_k.gpu, states.top_p.gpu, states.min_p.gpu, states.seeds.gpu,
+            self.slots.rule,
+        )  # fmt: skip
+        gather = layout.slot_step
+        if self.verification.fused(logits):
+            from draftproof.integrations.vllm import launches
+
+            gather = launches.slot_step
+        return gather(
+            columns, slot, starts, position, now.draft_sampled, nodes=nodes,
+            depth=0 if draft_logits is None else draft_logits.shape[1], vocabulary=logits.shape[-1],
+            truncates=bool(now.mix.truncates),
+        )  # fmt: skip
+
+    def _controls(self, mix: Mix, step: SlotStep, processed: bool) -> Controls:
+        """The target's; of rows that vLLM has processed, only which of them are greedy."""
         if processed:
-            return controls_of((temperature != 0).to(torch.float32), mix)
+            return self._plain(mix, step._replace(temperature=(step.temperature != 0).to(torch.float32)))
         if not mix.truncates:
-            return controls_of(temperature, mix)
-        top_k, top_p, min_p = (each.gpu[slot] for each in (self.states.top_k, self.states.top_p, self.states.min_p))
-        return controls_of(temperature, mix, top_k=top_k, top_p=top_p, min_p=min_p, vocabulary=vocabulary)
+            return self._plain(mix, step)
+        return Controls(
+            step.temperature, step.top_k, step.top_p, step.min_p,
+            truncates=mix.truncates, greedy=mix.greedy, whole=mix.whole,
+        )  # fmt: skip
+
+    def _plain(self, mix: Mix, step: SlotStep) -> Controls:
+        """Temperatures alone, as drafts are drawn."""
+        top_k, top_p, min_p = (column[: len(step.first)] for column in self.off)
+        return Controls(step.temperature, top_k, top_p, min_p, greedy=mix.greedy)
 
     def _undrafted(
         self, now: Now, tokens: Tensor, logits: Tensor, first: Tensor, position: Tensor, slot: Tensor

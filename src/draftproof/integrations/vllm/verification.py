@@ -47,8 +47,14 @@ class Verification:
             self.counters.add(rule, step.tokens, out.accepted, out.reach, out.fault)
         return out
 
+    def fused(self, logits: Tensor) -> bool:
+        """Whether kernels verify these logits."""
+        return self.backend == "triton" or (
+            self.backend == "auto" and logits.is_cuda and kernels.available(logits.device)
+        )
+
     def _space(self, target: Ragged) -> Workspace | None:
-        if not (target.rows.is_cuda and kernels.available()):
+        if not (target.rows.is_cuda and self.fused(target.rows)):
             return None
         shape = (len(target.first), target.nodes, target.rows.shape[-1])
         if shape not in self._spaces:
