@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -344,6 +345,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if "speed" in options.only and not find_spec("xgrammar"):
+        parser.error("'speed' compares with transformers and xgrammar: pip install xgrammar")
     cases, seed = corpus(), options.seed
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "valid": lambda: valid(cases, options.samples, seed),
@@ -369,7 +372,8 @@ def main() -> None:
 def about() -> dict[str, Any]:
     """Machine, versions, commit and command."""
     found = facts("cpu")._asdict()
-    found["versions"] |= {name: version(name) for name in ("llguidance", "xgrammar", "jsonschema")}
+    packages = ("llguidance", "jsonschema", *(["xgrammar"] if find_spec("xgrammar") else []))
+    found["versions"] |= {name: version(name) for name in packages}
     words = sys.argv[1:]
     if "--results" in words:  # a place on this machine
         del words[words.index("--results") : words.index("--results") + 2]

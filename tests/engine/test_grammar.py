@@ -501,6 +501,27 @@ def test_a_tree_that_is_given_is_kept_where_the_grammar_makes_sure_of_more():
     assert len(dp.generate(target, [0], draft=target, **how).trace.steps) == 1
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_texts_that_are_tuned_together_do_not_wait_for_what_a_grammar_is_sure_of(seed):
+    """On a CPU; one with a seed is tuned alone, and is the text that it is without neighbours."""
+    target, steps = table(13), []
+    grammar = dp.Grammar.tokens([{n % 4: n + 1} for n in range(20)] + [{}], accepting=[20])
+    engine = dp.Engine(target, draft=table(14), rows=2, length=80)
+    free = engine.add_request([0], sampling=dp.Sampling(end_tokens=()), max_new_tokens=40)
+    sure = engine.add_request(
+        [0], sampling=dp.Sampling(grammar=grammar, end_tokens=[END]), seed=seed, max_new_tokens=40
+    )
+    while not sure.finish:
+        engine.step()
+        steps.append([request.trace.steps[-1].depth for request in (free, sure)])
+    assert sure.output.tokens == [n % 4 for n in range(20)] + [END]
+    if seed is None:
+        assert all(of_sure <= of_free for of_free, of_sure in steps)
+        assert len(steps) > 1
+    else:
+        assert len(steps) == 1
+
+
 def test_a_guess_comes_no_deeper_than_without_a_grammar():
     """What is sure counts, too: after two sure tokens, a draft of three has room for one guess."""
     target = table(14)

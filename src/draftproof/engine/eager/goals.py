@@ -14,7 +14,7 @@ ROOM = 33  # nodes of a chain that goes on where a grammar makes sure of the nex
 
 def roomy(rows: Sequence[Row], tree: Tree) -> Tree:
     """The tree, with room for what the grammar of a row makes sure of if it is a chain."""
-    constrained = tree.is_chain and any(row.state is not None for row in rows)
+    constrained = tree.is_chain and any(row.state is not None and row.room >= tree.size for row in rows)
     return Tree.chain(max(tree.size, ROOM) - 1) if constrained else tree
 
 

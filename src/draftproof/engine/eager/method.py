@@ -124,13 +124,11 @@ def by_law(rows: Sequence[Row], draft: Draft, rule: Verifier | Lossy, rest: Rest
 
 
 def drafts_points(rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree) -> bool:
-    """Whether nothing has to be drawn: no draft at all, or a chain of a drafter whose guesses are point masses.
-
-    A draft of no tokens goes on where a grammar makes sure of some; those are verified as any others.
-    """
+    """Whether nothing has to be drawn: a chain of a drafter whose guesses are point masses, or no draft at all but for
+    what a grammar makes sure of."""
     if len(drafters) == 1 and drafters[0].point is not None:
         return tree.is_chain
-    return tree.size == 1 and all(row.state is None for row in rows)
+    return tree.size == 1
 
 
 def point_draft(proposal: Proposal, p: Array) -> Draft:

@@ -312,7 +312,9 @@ class EagerStepper:
     def _row(self, requests: list[Request]) -> Row:
         first, tuner = requests[0], requests[0].tuner or self.tuner
         reach = max(request.reach for request in requests)
-        longest = max(request.depth for request in requests) if tuner.tunes else min(reach, tuner.tree.depth[-1])
+        longest = max(request.depth for request in requests)
+        if not tuner.tunes or self._would_wait(first):
+            longest = min(longest, reach, tuner.tree.depth[-1])
         return Row(
             prompt=first.prompt,
             output=tuple(first.tokens),
@@ -324,6 +326,13 @@ class EagerStepper:
             top_logprobs=max((r.top_logprobs for r in requests if r.top_logprobs is not None), default=None),
             state=first.state,
             room=longest,
+        )
+
+    def _would_wait(self, request: Request) -> bool:
+        """Whether texts without a grammar, tuned together with this one, would wait for all that its grammar is sure
+        of: on a CPU more tokens take more time."""
+        return self._counts_busy and any(
+            first.state is None and first.tuner is request.tuner for first, *_ in self.rows
         )
 
     def _retire(self, row: int) -> None:
