@@ -3,8 +3,8 @@
 `python -m benchmarks.grammar` writes benchmarks/results/grammar.json, a row for each part:
 
     valid   every finished text of SmolLM2 in int8 with its head, checked by the jsonschema package
-    speed   with the head beside our own plain sampling and transformers with xgrammar, in int8 and in float32, and at
-            lower temperatures
+    speed   with the head beside our own plain sampling and transformers with xgrammar, in two precisions and at three
+            temperatures
     masks   the share of the time that the grammar takes
     batch   how fast texts without a grammar are beside one that has one, and beside one that has none
     audit   texts of a small random model under a schema, with several rules and drafters, audited
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -44,7 +45,8 @@ RESULTS = Path(__file__).parent / "results" / "grammar.json"
 LENGTH = 160  # of a text, at most
 PARTS = ["valid", "speed", "masks", "batch", "audit"]
 ROWS = 4  # texts at once, where many are written
-COOLER = (0.7, 0.0)  # temperatures, beside 1
+DTYPES = ("int8", "float32")
+TEMPERATURES = (1.0, 0.7, 0.0)
 
 
 class Written(NamedTuple):
@@ -350,15 +352,13 @@ def main() -> None:
     cases, seed = corpus(), options.seed
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "valid": lambda: valid(cases, options.samples, seed),
-        "speed int8": lambda: speed("int8", cases[:: options.stride], options.rounds, seed, options.every),
-        "speed float32": lambda: speed("float32", cases[:: options.stride], options.rounds, seed, options.every),
         "masks": lambda: masks(cases[:: options.stride], seed),
         "batch": lambda: batch("chain:4", cases, 5 * options.rounds, seed),
         "batch, chosen lengths": lambda: batch(None, cases, 5 * options.rounds, seed),
     }
-    for temperature in COOLER:
-        arguments = (cases[:: options.stride], options.rounds, seed, options.every, temperature)
-        parts[f"speed int8, temperature {temperature}"] = partial(speed, "int8", *arguments)
+    for dtype, temperature in product(DTYPES, TEMPERATURES):
+        arguments = (dtype, cases[:: options.stride], options.rounds, seed, options.every, temperature)
+        parts[f"speed {dtype}, temperature {temperature:g}"] = partial(speed, *arguments)
     parts |= {f"audit {name}": partial(audited, name, options.tokens, seed) for name in ENGINES}
     for name, measure in parts.items():
         if name.split()[0].strip(",") in options.only:
