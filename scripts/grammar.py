@@ -20,13 +20,15 @@ def measured(root: Path) -> str:
     checked = "all are valid" if not valid["faults"] else f"{len(valid['faults'])} are not valid"
     return "\n".join(
         [
-            f"{valid['texts']} texts of {valid['schemas']} JSON schemas by SmolLM2 in int8 with its head: {ended} ended by",
-            f"themselves, and {checked}; the others were cut after 160 tokens. Tokens a second, one text at a time:",
+            f"{valid['texts']} texts of {valid['schemas']} JSON schemas by SmolLM2 in int8 with its head: {ended} ended",
+            f"by themselves, and {checked}; the others were cut after 160 tokens. Tokens a second, one text at a time:",
             "",
             *(HEAD, RULE, *(_line(row) for row in speeds)),
             "",
-            f"Masks and what is sure take {masks['share']:.1%} of the time. Beside a text under a grammar, three others come",
-            f"{_slower(given)} with a given tree, {_slower(chosen)} where lengths are chosen, by tokens a CPU second.",
+            f"Masks and what is sure take {masks['share']:.1%} of the time. Three texts without a grammar come",
+            f"{_slower(given)} beside one with a grammar by a given tree, {_slower(chosen)} where lengths are chosen,",
+            "by their tokens a CPU second.",
+            "",
             f"`{first['command']}`: {first['schemas']} schemas, {first['machine']['cpu']}, "
             f"{first['machine']['threads']} threads, commit {first['commit']}, {first['date']}.",
             "",
