@@ -61,8 +61,10 @@ def test_precision_is_asked_for_by_name(folder):
     ("name", "message"),
     [
         ("smolm2", "unknown model 'smolm2': did you mean 'smollm2'"),
-        ("./no/such/folder", "unknown model './no/such/folder': give a folder"),
-        ("missing.gguf", "no model file at missing.gguf: check the path"),
+        ("./no/such/folder", "no model at ./no/such/folder: check the path"),
+        ("no/such/folder", "no model at no/such/folder: check the path"),
+        (__file__, "is a file, but no model: give a folder or a .gguf file"),
+        ("missing.gguf", "no model at missing.gguf: check the path"),
     ],
 )
 def test_unknown_names_get_a_hint(name, message):
@@ -227,7 +229,10 @@ def test_a_hub_id_is_announced_and_if_it_cannot_be_had_that_is_one_line(monkeypa
         raise OSError("We couldn't connect to the Hub\nmany more lines")
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
-    with pytest.raises(dp.DraftproofError, match=r"'org/model' could not be loaded from the Hub \(We couldn't connect"):
+    with pytest.raises(
+        dp.DraftproofError,
+        match=r"'org/model' is no folder here and could not be loaded from the Hub \(We couldn't connect",
+    ):
         dp.load("org/model")
     assert capsys.readouterr().err == "fetching org/model from the Hub\n"
 

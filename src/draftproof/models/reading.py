@@ -146,13 +146,17 @@ def _place(name: str) -> str:
     path = Path(name or "unnamed").expanduser()  # Path("") would be this folder
     if path.suffix == GGUF:
         if not path.is_file():
-            raise DraftproofError(f"no model file at {name}: check the path")
+            raise DraftproofError(f"no model at {name}: check the path")
         return str(path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise DraftproofError(f"{name} contains no model: it needs a config.json and safetensors weights")
         return str(path)
-    if "/" not in name or name.startswith((".", "/", "~")):
+    if path.exists():
+        raise DraftproofError(f"{name} is a file, but no model: give a folder or a .gguf file")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise DraftproofError(f"no model at {name}: check the path")
+    if "/" not in name:
         near = nearest(name, NAMES)
         hint = f"did you mean {near!r}? Or give" if near else "give"
         raise DraftproofError(f"unknown model {name!r}: {hint} a folder, a .gguf file or a Hub id such as org/model")
@@ -181,4 +185,4 @@ def _explain(name: str, error: Exception) -> str:
         return f"the copy of {name} in {cache_folder()} is damaged ({reason}): delete that folder and try again"
     if Path(name).expanduser().exists():
         return f"the model at {name} is unreadable or incomplete ({reason}): copy or fetch it again"
-    return f"the model {name!r} could not be loaded from the Hub ({reason}): check the id and the network"
+    return f"{name!r} is no folder here and could not be loaded from the Hub ({reason}): check the name and the network"
