@@ -16,11 +16,11 @@ def measured(root: Path) -> str:
     rows = json.loads((root / RESULTS).read_text(encoding="utf-8"))
     speeds = [row for name, row in rows.items() if name.startswith("speed")]
     valid, masks, given, chosen = (rows[name] for name in ("valid", "masks", "batch", "batch, chosen lengths"))
-    first, ended = speeds[0], valid["finishes"]["end"]
+    first, ends = speeds[0], valid["finishes"]["end"]
     checked = "all are valid" if not valid["faults"] else f"{len(valid['faults'])} are not valid"
     return "\n".join(
         [
-            f"{valid['texts']} texts of {valid['schemas']} JSON schemas by SmolLM2 in int8 with its head: {ended} ended",
+            f"{valid['texts']} texts of {valid['schemas']} JSON schemas by SmolLM2 in int8 with its head: {ends} ended",
             f"by themselves, and {checked}; the others were cut after 160 tokens. Tokens a second, one text at a time:",
             "",
             *(HEAD, RULE, *(_line(row) for row in speeds)),
