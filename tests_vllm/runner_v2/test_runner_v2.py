@@ -41,6 +41,23 @@ def test_texts_pass_the_audit_and_are_counted(served: Any, models: Path) -> None
     assert after["block"].faulty == before["block"].faulty
 
 
+def test_what_vllm_warms_up_with_is_not_counted(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.worker import cpu_worker
+
+    from draftproof.integrations.vllm import counters
+
+    def steps() -> float:
+        return sum(each.steps for each in counters.read().values())
+
+    before = steps()
+    # the last thing that a worker on a CPU does there; on a GPU vLLM verifies drafts
+    monkeypatch.setattr(cpu_worker, "set_random_seed", lambda *_: tiny.write(served, 2, max_tokens=4))
+    served.collective_rpc("compile_or_warm_up_model")
+    assert steps() == before
+    tiny.write(served, 2, max_tokens=4)
+    assert steps() > before
+
+
 def test_raw_and_processed_logits_give_the_same_tokens(served: Any) -> None:
     """Where the kernels apply the controls themselves, and where vLLM does."""
     server = server_of(served)

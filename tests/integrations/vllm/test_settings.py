@@ -102,6 +102,20 @@ def test_counters_are_shared_and_summed(tmp_path: Any, monkeypatch: pytest.Monke
     assert counters.read(tmp_path / "nowhere")["token"].steps == 0
 
 
+def test_what_vllm_warms_up_with_is_not_counted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(counters.VARIABLE, str(tmp_path))
+    each = counters.Counters(torch.device("cpu"))
+
+    def step() -> None:
+        rule = torch.tensor([ChainRule.TOKEN], dtype=torch.int32)
+        each.add(rule, torch.tensor([[3, 4]]), torch.tensor([1]), torch.tensor([[0.5, 0.25]]), torch.tensor([0]))
+
+    counters.warm_up()(step)()
+    assert counters.read()["token"].steps == 0
+    step()
+    assert counters.read()["token"].steps == 1
+
+
 def test_a_step_inside_a_cuda_graph_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA bars questions about events while it captures, and later those about an event that was captured."""
     monkeypatch.delenv(counters.VARIABLE, raising=False)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +41,20 @@ class RuleCounts(NamedTuple):
     expected_at: list[float]
 
 
+_warming_up = False
+
+
+@contextmanager
+def warm_up() -> Iterator[None]:
+    """Steps are not counted: vLLM verifies drafts of requests that nobody has made, to compile its kernels."""
+    global _warming_up
+    _warming_up = True
+    try:
+        yield
+    finally:
+        _warming_up = False
+
+
 class Counters:
     """Sums by rule, where the tensors are that they are computed from."""
 
@@ -51,20 +67,21 @@ class Counters:
             self.shared = torch.from_numpy(np.memmap(path, np.float64, "r+", shape=(len(ChainRule), WIDTH)))
         else:
             self.shared = torch.zeros(len(ChainRule), WIDTH, dtype=torch.float64)
-        self.table = self.shared if device.type == "cpu" else torch.zeros_like(self.shared, device=device)
+        self.table = self.shared if device.type == "cpu" else self.shared.to(device)
         self._copied: torch.cuda.Event | None = None
         self._host = self.shared if device.type == "cpu" else torch.zeros_like(self.shared).pin_memory()
         self._next = time.monotonic() + SECONDS
 
     def add(self, rule: Tensor, tokens: Tensor, accepted: Tensor, reach: Tensor, fault: Tensor) -> None:
         """Count one step of B requests: rule [B], draft tokens [B, K], how many were accepted [B], reach [B, K]."""
-        if self.table.is_cuda and kernels.available(self.table.device):
+        table = torch.zeros_like(self.table) if _warming_up else self.table
+        if table.is_cuda and kernels.available(table.device):
             from draftproof.integrations.vllm import launches
 
-            launches.add_up(self.table, rule, tokens, accepted, reach, fault)
+            launches.add_up(table, rule, tokens, accepted, reach, fault)
         else:
-            add_up(self.table, rule, tokens, accepted, reach, fault)
-        if self.table is not self.shared:
+            add_up(table, rule, tokens, accepted, reach, fault)
+        if table is self.table and table is not self.shared:
             self._publish()
 
     def _publish(self) -> None:

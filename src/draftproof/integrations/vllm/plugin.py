@@ -75,7 +75,7 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, vllm_config, *arguments, **named)
         asked = settings.of_server(vllm_config.additional_config) if vllm_config.speculative_config else None
         if asked is not None or WORKERS in sys.modules:  # a process may make one engine after another
-            importlib.import_module(WORKERS).serve(vllm_config, asked, self.rank)
+            importlib.import_module(WORKERS).serve(self, vllm_config, asked)
 
     return draftproof_init
 

@@ -38,6 +38,7 @@ SHARED = {
     ),
     f"{PARAMS}._validate_spec_decode": Needed(("self", "speculative_config"), "all"),
     "vllm.v1.worker.worker_base:WorkerBase.__init__": Needed(("self", "vllm_config", "local_rank", "rank"), "first"),
+    "vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model": Needed(("self",), "all"),
 }  # fmt: skip
 
 SAMPLE = "vllm.v1.sample"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
-from draftproof.integrations.vllm import signatures
+from draftproof.integrations.vllm import counters, signatures
 from draftproof.integrations.vllm.settings import PluginSettings
 
 logger = logging.getLogger("vllm.draftproof")
@@ -24,8 +24,8 @@ class Serving(NamedTuple):
 _now: Serving | None = None
 
 
-def serve(config: Any, asked: PluginSettings | None, rank: int) -> None:
-    """Serve the samplers of the worker that is being made, or leave them to vLLM where nothing is asked for."""
+def serve(worker: Any, config: Any, asked: PluginSettings | None) -> None:
+    """Serve the samplers of a worker that is being made, or leave them to vLLM where nothing is asked for."""
     global _now
     _now = None
     if asked is None:
@@ -35,7 +35,8 @@ def serve(config: Any, asked: PluginSettings | None, rank: int) -> None:
     if reason:
         logger.warning("draftproof: leaves vLLM %s to verify its drafts itself: %s", vllm_version(), reason)
         return
-    _now = Serving(asked.verify, rank % config.parallel_config.tensor_parallel_size == 0)
+    _now = Serving(asked.verify, worker.rank % config.parallel_config.tensor_parallel_size == 0)
+    worker.compile_or_warm_up_model = counters.warm_up()(worker.compile_or_warm_up_model)
     laws = config.speculative_config.draft_sample_method == "probabilistic"
     logger.info(
         "draftproof: verifies drafts by the rule %s in model runner %s%s",
