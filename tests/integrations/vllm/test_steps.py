@@ -14,7 +14,14 @@ import torch
 from draftproof.draft import Draft, Tree
 from draftproof.integrations.vllm import launches
 from draftproof.integrations.vllm.counters import WIDTH, add_up
-from draftproof.integrations.vllm.layout import FlatDrafts, SlotColumns, SlotStep, slot_rows, slot_step
+from draftproof.integrations.vllm.layout import (
+    FlatDrafts,
+    SlotColumns,
+    SlotStep,
+    ended_by_grammars,
+    slot_rows,
+    slot_step,
+)
 from draftproof.integrations.vllm.requests import Mix
 from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
 from draftproof.kernels import ChainRule, NoiseKeys, Ragged
@@ -153,6 +160,39 @@ def test_padded_drafts_end_at_the_first_padding() -> None:
     assert found.tokens.tolist() == [[5, -1, -1], [-1, -1, -1], [-1, -1, -1]]
     assert found.draft_first.tolist() == [6, 0, 15]
     assert found.position.tolist() == [0, 12, 15]
+
+
+def test_only_what_its_row_forbids_stays_in_a_draft_that_a_grammar_ends() -> None:
+    logits = torch.zeros(6, 4)
+    logits[1, 3] = -torch.inf
+    sampled = torch.tensor([1, 2, 3, 0, 1, -1])
+    for marked, expected in (
+        (sampled, [1, 2, 3, 0, 1, -1]),
+        (torch.tensor([1, 2, -1, -1, 1, -1]), [1, 2, 3, -1, 1, -1]),  # row 1 forbids token 3, row 2 allows token 0
+        (torch.tensor([1, -1, -1, -1, 1, -1]), [1, -1, 3, -1, 1, -1]),
+    ):
+        assert ended_by_grammars(logits, sampled, marked).tolist() == expected
+
+
+def test_a_token_that_a_grammar_forbids_leaves_the_rest_its_law() -> None:
+    """Over many drafts of one token, some of them forbidden, and many seeds."""
+    times = 4000
+    torch.manual_seed(6)
+    target, draft = torch.randn(2, 1, 5).log_softmax(-1)
+    target[0, [1, 4]] = -torch.inf
+    drawn = torch.multinomial(draft[0].exp(), times, replacement=True)
+    sampled = torch.stack([torch.zeros_like(drawn), drawn], dim=1).flatten()
+    forbidden = torch.isneginf(target[0, sampled]) & (torch.arange(2 * times) % 2 == 1)
+    logits, place = target.expand(2 * times, -1), torch.arange(times)
+    tokens = ended_by_grammars(logits, sampled, sampled.masked_fill(forbidden, -1)).view(times, 2)[:, 1:]
+    one, zero = torch.ones(times), torch.zeros(times, dtype=torch.int64)
+    step = ServedStep(
+        Ragged(logits, place * 2, 2), Ragged(draft.expand(times, -1), place, 1), tokens, controls_of(one, PLAIN),
+        controls_of(one, PLAIN), torch.full((times,), ChainRule.TOKEN, dtype=torch.int32),
+        NoiseKeys(place, zero, zero),
+    )  # fmt: skip
+    counts = Counter(Verification(CPU)(step).tokens[:, 0].tolist())
+    gof.check(dict(counts), {t: mass for t, mass in enumerate(target[0].double().softmax(-1).tolist()) if mass})
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])

@@ -105,6 +105,18 @@ def slot_step(
     )  # fmt: skip
 
 
+def ended_by_grammars(logits: Tensor, sampled: Tensor, marked: Tensor) -> Tensor:
+    """Draft tokens [R] without those that vLLM has marked, -1, because they may not be accepted.
+
+    A token that the row before it [R, V] forbids stays: verification rejects it. Leaving it out would be wrong: what
+    the drafter's law has there would go to other tokens. Where the row allows the token, no grammar has seen it, and
+    the draft ends before it.
+    """
+    place = sampled[1:, None].clamp(min=0).to(torch.int64)
+    forbidden = torch.isneginf(logits[:-1].gather(1, place)[:, 0])
+    return torch.cat([sampled[:1], torch.where((marked[1:] >= 0) | forbidden, sampled[1:], -1)])
+
+
 def slot_rows(logits: Tensor) -> Tensor:
     """Rows [M, K, V] by slot as one after another, [M * K, V]."""
     slots, depth = logits.shape[:2]

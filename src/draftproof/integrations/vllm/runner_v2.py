@@ -67,8 +67,7 @@ class Now(NamedTuple):
 
     mix: Mix
     undrafted: Any  # [B] bool on the host: which requests have no draft
-    draft_sampled: Tensor  # [R] the token that each row was read with
-    marked: Tensor  # [R] the same with -1 for draft tokens that a grammar forbids
+    draft_sampled: Tensor  # [R] the token that each row was read with; -1 ends a draft
 
 
 class SamplerServer:
@@ -104,7 +103,9 @@ class SamplerServer:
         """What is known on the host of a call of `_verify`, which has all of a step's requests or some of them."""
         slots, sampled = arguments["idx_mapping_np"], arguments["draft_sampled"]
         marked = arguments.get("verify_draft_sampled", sampled)
-        return Now(self.slots.mix(slots), self.undrafted[slots], sampled, marked)
+        if marked.data_ptr() != sampled.data_ptr():  # two views of one tensor where nothing is marked
+            sampled = layout.ended_by_grammars(arguments["logits"], sampled, marked)
+        return Now(self.slots.mix(slots), self.undrafted[slots], sampled)
 
     def verify(
         self,
@@ -118,8 +119,6 @@ class SamplerServer:
         processed: bool,  # whether vLLM has applied its controls
     ) -> tuple[Tensor, Tensor]:
         """The sampled tokens [B, K + 1] and how many of them there are [B]."""
-        if now.marked is not now.draft_sampled:
-            bar(logits, now.draft_sampled, now.marked)
         nodes = min(depth + 1, len(logits))
         step = self._step(now, logits, draft_logits, starts, position, slot, nodes)
         target = Ragged(logits, step.first, nodes)
@@ -189,17 +188,6 @@ class SamplerServer:
             logits[rows], slot[index], self.states.temperature.gpu, self.states.seeds.gpu, position[rows],
             apply_temperature=False, is_drafting=False, use_fp64=self.use_fp64,
         )  # fmt: skip
-
-
-def bar(logits: Tensor, sampled: Tensor, marked: Tensor) -> None:
-    """Make draft tokens that a grammar forbids impossible, so that verification rejects them.
-
-    Leaving them out of the draft instead would be wrong: what the drafter's law has there would go to other tokens.
-    """
-    index = sampled[1:, None].clamp(min=0).to(torch.int64)
-    barred = ((marked[1:] < 0) & (sampled[1:] >= 0))[:, None]
-    rows = logits[:-1]
-    rows.scatter_(1, index, torch.where(barred, -torch.inf, rows.gather(1, index)))
 
 
 def install_call(original: Callable[..., Any], served: Callable[[Any], SamplerServer | None]) -> Any:
