@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from draftproof import kernels
 from draftproof.draft import Draft, Tree
 from draftproof.integrations.vllm import launches
 from draftproof.integrations.vllm.counters import WIDTH, add_up
@@ -21,6 +24,7 @@ from draftproof.integrations.vllm.layout import (
     ended_by_grammars,
     slot_rows,
     slot_step,
+    to_device,
 )
 from draftproof.integrations.vllm.requests import Mix
 from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
@@ -193,6 +197,31 @@ def test_a_token_that_a_grammar_forbids_leaves_the_rest_its_law() -> None:
     )  # fmt: skip
     counts = Counter(Verification(CPU)(step).tokens[:, 0].tolist())
     gof.check(dict(counts), {t: mass for t, mass in enumerate(target[0].double().softmax(-1).tolist()) if mass})
+
+
+def test_one_workspace_is_kept_for_the_next_step_of_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def workspace(*shape: Any) -> Any:
+        space = SimpleNamespace(shape=shape[:3], memory=torch.empty(1))
+        made.append(weakref.ref(space.memory))
+        return space
+
+    monkeypatch.setattr(kernels, "workspace", workspace)
+    verification = Verification(CPU, backend="triton")
+    for batch in (3, 3, 4, 4, 3):
+        verification._workspace(Ragged(torch.zeros(2 * batch, 5), torch.arange(batch) * 2, 2))
+        assert sum(each() is not None for each in made) == 1
+    assert len(made) == 3
+
+
+def test_nothing_waits_for_a_copy_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: calls.append("pinned") or self)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **named: calls.append(named) or self)
+    FlatDrafts.of([2, 0, 3], torch.device("cuda"))
+    assert calls == ["pinned", {"non_blocking": True}]
+    assert to_device([True, False], CPU).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftproof.kernels import Ragged
+
+
+def to_device(values: Any, device: torch.device) -> Tensor:
+    """Numbers that the host has as a tensor; it does not wait for the copy."""
+    tensor = torch.as_tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class FlatDrafts(NamedTuple):
@@ -30,12 +36,8 @@ class FlatDrafts(NamedTuple):
         owner = np.repeat(batch, drafts)
         place = owner * width + np.arange(len(owner)) - before[owner]
         parts = (np.repeat(batch, drafts + 1), before + batch, before, place)
-        joined = torch.from_numpy(np.concatenate(parts))
-        if device.type == "cuda":  # one copy for all of them
-            joined = joined.pin_memory()
-        request, first, draft_first, where = torch.split(
-            joined.to(device, non_blocking=True), [len(part) for part in parts]
-        )
+        joined = to_device(np.concatenate(parts), device)  # one copy for all of them
+        request, first, draft_first, where = torch.split(joined, [len(part) for part in parts])
         return FlatDrafts(request, first, draft_first, where, width)
 
     def tokens(self, flat: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
@@ -19,7 +20,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from draftproof.integrations.vllm.layout import FlatDrafts
+from draftproof.integrations.vllm.layout import FlatDrafts, to_device
 from draftproof.integrations.vllm.requests import Mix, RequestChoice, choice, mix
 from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
 from draftproof.kernels import Controls, NoiseKeys
@@ -181,7 +182,7 @@ def _log(probabilities: Tensor, logits: Tensor, flat: FlatDrafts, found: Found) 
         owner = flat.place // max(flat.width, 1)
         target = flat.first[owner] + flat.place % max(flat.width, 1)
         width = min(rows.shape[-1], logits.shape[-1])
-        masked = torch.tensor(structured, device=rows.device)[owner, None] & torch.isneginf(logits[target, :width])
+        masked = to_device(structured, rows.device)[owner, None] & torch.isneginf(logits[target, :width])
         rows[:, :width].masked_fill_(masked, -torch.inf)
     return rows
 
@@ -191,7 +192,7 @@ def _rules(choices: list[RequestChoice], like: Tensor) -> Tensor:
     asked = [each.rule for each in choices]
     if len(set(asked)) == 1:
         return torch.full_like(like, asked[0], dtype=torch.int32)
-    return torch.tensor(asked, dtype=torch.int32).to(like.device, non_blocking=True)
+    return to_device(np.array(asked, np.int32), like.device)
 
 
 def _noise(lengths: list[int], generators: dict[int, torch.Generator], like: Tensor) -> NoiseKeys:
@@ -213,7 +214,7 @@ def _with_undrafted(sampler: Any, metadata: Any, logits: Tensor, sampling: Any, 
     generators = {index: sampling.generators[index] for index in alone if index in sampling.generators}
     quiet = replace(sampling, max_num_logprobs=None, logprob_token_ids=None, generators=generators)
     sampled = sampler.sampler(logits[metadata.bonus_logits_indices], quiet, predict_bonus_token=True).sampled_token_ids
-    index = torch.tensor(alone, device=out.device)
+    index = to_device(alone, out.device)
     out[index, 0] = sampled[index, 0].to(out.dtype)
     return out
 

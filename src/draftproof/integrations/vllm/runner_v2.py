@@ -32,7 +32,7 @@ class ChoiceSlots:
         self.default = default
         self.choices: list[RequestChoice | None] = [None] * slots
         self.rule = torch.zeros(slots, dtype=torch.int32, device=device)
-        self._host = torch.zeros(slots, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = np.zeros(slots, dtype=np.int32)
         self._changed = True
         self._mixed: tuple[bytes, Mix] | None = None  # of the last batch; the next one is often the same
 
@@ -46,7 +46,7 @@ class ChoiceSlots:
     def apply_staged_writes(self) -> None:
         """What was added reaches the device before the next step."""
         if self._changed:
-            self.rule.copy_(self._host, non_blocking=True)
+            self.rule.copy_(layout.to_device(self._host, self.rule.device))
             self._changed = False
 
     def apply(self, logits: Tensor, context: Any) -> Tensor:
@@ -182,7 +182,7 @@ class SamplerServer:
         self, now: Now, tokens: Tensor, logits: Tensor, first: Tensor, position: Tensor, slot: Tensor
     ) -> None:
         """Requests without a draft get what vLLM samples: with a seed, the same whoever else drafts."""
-        index = torch.from_numpy(np.flatnonzero(now.undrafted)).to(tokens.device, non_blocking=True)
+        index = layout.to_device(np.flatnonzero(now.undrafted), tokens.device)
         rows = first[index]
         tokens[index, 0] = gumbel_sample(
             logits[rows], slot[index], self.states.temperature.gpu, self.states.seeds.gpu, position[rows],

@@ -29,19 +29,20 @@ class ServedStep(NamedTuple):
 
 
 class Verification:
-    """Verifies steps, counts what comes of it, and keeps the kernels' memory for the shapes that come again."""
+    """Verifies steps, counts what comes of it, and keeps the kernels' memory for the next step of the same shape."""
 
     def __init__(self, device: torch.device, writes: bool = True, backend: str = "auto") -> None:
         self.counters = Counters(device, writes)
         self.backend = backend  # as in `kernels.verify`
-        self._spaces: dict[tuple[int, int, int], Workspace] = {}
+        self._space: Workspace | None = None
 
     def __call__(self, step: ServedStep) -> Emitted:
         """How far each draft goes, and the token after it."""
         rule = step.rule if step.draft is not None else torch.full_like(step.rule, ChainRule.ONEHOT)
         out = kernels.verify(
             step.target, step.draft, step.tokens, step.controls, rule, step.noise,
-            draft_controls=step.draft_controls, expected=True, backend=self.backend, workspace=self._space(step.target),
+            draft_controls=step.draft_controls, expected=True, backend=self.backend,
+            workspace=self._workspace(step.target),
         )  # fmt: skip
         if out.reach is not None:  # None where nobody has a draft
             self.counters.add(rule, step.tokens, out.accepted, out.reach, out.fault)
@@ -53,15 +54,15 @@ class Verification:
             self.backend == "auto" and logits.is_cuda and kernels.available(logits.device)
         )
 
-    def _space(self, target: Ragged) -> Workspace | None:
-        if not (target.rows.is_cuda and self.fused(target.rows)):
+    def _workspace(self, target: Ragged) -> Workspace | None:
+        """The last step's if it fits. Only one is kept: it may have 200 MB, and vLLM leaves little memory free."""
+        if not self.fused(target.rows):
             return None
         shape = (len(target.first), target.nodes, target.rows.shape[-1])
-        if shape not in self._spaces:
-            if len(self._spaces) > 64:
-                self._spaces.clear()
-            self._spaces[shape] = kernels.workspace(*shape, target.rows.device)
-        return self._spaces[shape]
+        if self._space is None or self._space.shape != shape:
+            self._space = None  # freed before the next one is made
+            self._space = kernels.workspace(*shape, target.rows.device)
+        return self._space
 
 
 def controls_of(

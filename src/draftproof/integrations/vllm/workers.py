@@ -110,15 +110,13 @@ def _install_v2() -> None:
     from draftproof.integrations.vllm import drafting, runner_v2
     from draftproof.integrations.vllm.verification import Verification
 
-    servers: dict[int, runner_v2.SamplerServer] = {}  # by sampler
     sampler = rejection_sampler.RejectionSampler
     make, begin = sampler.__init__, model_runner.init_speculator
 
     def draftproof_init(self: Any, base: Any, spec_config: Any, device: Any, **named: Any) -> None:
         make(self, base, spec_config, device, **named)
-        servers.pop(id(self), None)
         if _now is not None:
-            servers[id(self)] = runner_v2.SamplerServer(base, _now.verify, device, Verification(device, _now.writes))
+            self.draftproof = runner_v2.SamplerServer(base, _now.verify, device, Verification(device, _now.writes))
 
     def init_speculator(*arguments: Any, **named: Any) -> Any:
         speculator = begin(*arguments, **named)
@@ -128,7 +126,7 @@ def _install_v2() -> None:
         return speculator
 
     def served(this: Any) -> runner_v2.SamplerServer | None:
-        return servers.get(id(this))
+        return getattr(this, "draftproof", None)  # it goes when its sampler does
 
     sampler.__init__ = draftproof_init
     sampler.__call__ = runner_v2.install_call(sampler.__call__, served)
