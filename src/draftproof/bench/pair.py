@@ -16,7 +16,7 @@ from draftproof.bench import inflate as inflation
 from draftproof.bench.turns import Ids
 from draftproof.engine.arguments import encode
 from draftproof.errors import DraftproofError
-from draftproof.models import DRAFTERS, drafter, load, precision, read
+from draftproof.models import DRAFTERS, check_drafters, drafter, load, precision, read
 from draftproof.models.base import Model
 from draftproof.models.devices import choose_device
 from draftproof.models.drafters import head
@@ -47,6 +47,7 @@ def open_pair(
     """
     if not 0 <= blur <= 1:
         raise DraftproofError(f"blur must be from 0 to 1, not {blur}")
+    check_drafters(draft)
     named = draft in DRAFTERS or draft.startswith("text:") or "|" in draft
     no_model = named or head.is_head(Path(draft))
     if blur and (no_model or dtype == "int8"):

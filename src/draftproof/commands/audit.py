@@ -68,7 +68,7 @@ def audit(
     from draftproof.audit import compare, read
     from draftproof.audit import run as auditing
     from draftproof.audit.page import html as page
-    from draftproof.models import drafter, load
+    from draftproof.models import check_drafters, drafter, load
 
     for path in (transcripts, against):
         if path is not None and not path.is_file():
@@ -79,6 +79,7 @@ def audit(
     auditing.check(alpha, allowance)
     if html is not None:
         check_writable(html, "the report")
+    check_drafters(draft)
     model = load(target, dtype=dtype, device=device)
     guesser = drafter(draft, model)
     texts = _counted(read(transcripts, model))
@@ -139,7 +140,7 @@ def collect(
     from draftproof.draft import Tree
     from draftproof.engine.arguments import encode
     from draftproof.engine.choices import best_rule, choose_draw, choose_rule
-    from draftproof.models import load
+    from draftproof.models import check_drafters, load
     from draftproof.noise import check_seed
     from draftproof.prompts import read
     from draftproof.sampling import Sampling
@@ -166,6 +167,7 @@ def collect(
     check_writable(out, "transcripts")
     if out.exists() and out.samefile(prompts):
         raise DraftproofError(f"{out} contains the prompts: choose another file for the transcripts")
+    check_drafters(draft)
     theirs = source in ("transformers", "lookup", "assisted")  # they generate with transformers' own network
     loaded = load(target, dtype=dtype, device=device, lean=not theirs)
     sampling = Sampling(**({} if no_generation_config else own_controls(loaded, controls)), **controls)

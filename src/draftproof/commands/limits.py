@@ -38,7 +38,7 @@ def limits(
     from draftproof.limits.advice import advice, draft_temperature
     from draftproof.limits.plot import check_plot
     from draftproof.limits.plot import plot as draw
-    from draftproof.models import drafter, load
+    from draftproof.models import check_drafters, drafter, load
     from draftproof.noise import check_seed
     from draftproof.prompts import PROMPTS, read
 
@@ -49,6 +49,7 @@ def limits(
     if draft == "none":
         raise DraftproofError(f"--draft none finds no drafter for {target!r}: name one, such as ngram")
     texts = list(PROMPTS) if prompts is None else read(prompts)
+    check_drafters(draft)
     model = load(target, dtype=dtype, device=device)
     guesser = drafter(draft, model)
     if guesser is None:

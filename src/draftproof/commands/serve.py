@@ -91,12 +91,11 @@ def serve(
 
 def _check_names(target: str, draft: str, verify: str, tree: str) -> None:
     """Raise where there cannot be such a model or rule, before the server tells its address."""
+    from draftproof.models import check_drafters
     from draftproof.models.reading import check_name
-    from draftproof.models.registry import check_drafter_name
 
     check_rule(verify, None, tree, draft)
-    for drafter in draft.split(","):
-        check_drafter_name(drafter)
+    check_drafters(draft)
     check_name(target)
 
 

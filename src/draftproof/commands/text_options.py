@@ -44,6 +44,7 @@ class TextOptions:
     def check(self) -> TextOptions:
         """Return the options, or raise if one is wrong."""
         from draftproof.engine.arguments import check_logprobs, check_text
+        from draftproof.models import check_drafters
         from draftproof.noise import check_seed
         from draftproof.sampling import Sampling
 
@@ -53,6 +54,7 @@ class TextOptions:
             check_seed(self.seed)
         check_text(self.stop, Sampling(**self.controls), Sampling(**self.draft_controls))
         check_rule(self.verify, self.lossy, self.tree, self.draft)
+        check_drafters(self.draft)
         if self.system is not None and not self.chat:
             raise DraftproofError("--system needs the chat template that --raw leaves out: give only one of them")
         return self

@@ -66,8 +66,9 @@ class NamedModels(NamedTuple):
     device: str
 
     def load(self) -> tuple[HFModel, list[Model]]:
-        from draftproof.models import drafter, load
+        from draftproof.models import check_drafters, drafter, load
 
+        check_drafters(self.draft)
         model = load(self.target, dtype=self.dtype, device=self.device)
         drafts = [drafter(name, model) for name in self.draft.split(",")]
         return model, [one for one in drafts if one is not None]

@@ -100,14 +100,19 @@ def drafter(name: str | Path, target: Model) -> Model | None:
 
         if name == "head" or head.is_head(Path(name).expanduser()):
             return head.find(name, target)
-    check_drafter_name(name)
+    _check_drafter_name(name)
     dtype, place = _like(target)
     model = load(name.removeprefix("text:"), dtype=dtype, device=place)
     return TextDrafter(target, model) if name.startswith("text:") else fit(target, model)
 
 
-def check_drafter_name(name: str) -> None:
-    """Raise if there cannot be a drafter of this name. Nothing is fetched or read."""
+def check_drafters(names: str) -> None:
+    """Raise where there cannot be drafters of these names, separated by commas. Nothing is fetched or read."""
+    for name in names.split(","):
+        _check_drafter_name(name)
+
+
+def _check_drafter_name(name: str) -> None:
     for part in name.split("|"):
         if part in DRAFTERS or Path(part).expanduser().is_dir():
             continue

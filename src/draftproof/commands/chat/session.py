@@ -17,7 +17,7 @@ from draftproof.engine.generate import Stream, stream
 from draftproof.engine.request import Output
 from draftproof.engine.tuning import Auto, tuned
 from draftproof.errors import ContextError, DraftproofError
-from draftproof.models import drafter, load
+from draftproof.models import check_drafters, drafter, load
 from draftproof.models.base import Model
 
 SEEDS = 2**63
@@ -39,6 +39,7 @@ class ChatSession:
         """`transcript`: a file that is written after every answer."""
         self.conversation, self.screen, self.transcript = conversation, screen, transcript
         conversation.settings.arguments()  # fail before a model is loaded
+        check_drafters(conversation.settings.draft)
         self.model = load(conversation.target, dtype=conversation.dtype, device=device)
         if self.model.tokenizer is None or not self.model.tokenizer.chat_template:
             raise DraftproofError(
