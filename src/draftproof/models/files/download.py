@@ -34,7 +34,7 @@ def smollm2() -> Path:
     if folder.is_dir():  # it is moved there whole
         return folder
     try:
-        with locked(folder.with_suffix(".lock"), f"fetching {release.title}"):
+        with locked(folder.with_suffix(".lock"), f"fetching and converting {release.title}"):
             if not folder.is_dir():
                 gguf = folder.with_name(release.file)
                 if not gguf.is_file() or fetch.sha256(gguf) != release.sha256:

@@ -55,7 +55,8 @@ def read(folder: Path, precision: Any) -> tuple[Any, Any]:
 
 
 def convert(gguf: Path) -> tuple[Any, Any]:
-    """Network in float32 and tokenizer of a GGUF file, by transformers."""
+    """Network in float32 and tokenizer of a GGUF file, by transformers. It takes a while, so it is announced."""
+    print(f"converting {gguf.name}", file=sys.stderr, flush=True)
     import torch
     import transformers
 
@@ -106,7 +107,6 @@ def _keep(gguf: Path, folder: Path) -> tuple[Any, Any] | None:
             problem = error
         if folder.is_dir():  # another process made it
             return None
-        print(f"converting {gguf.name}", file=sys.stderr, flush=True)
         made = convert(gguf)
         if problem is None:
             try:
