@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from draftproof.commands import batch
+from draftproof.commands import batch, showing
 from draftproof.engine.scheduler import Scheduler
 from tests.support import tiny
 
@@ -81,6 +81,24 @@ def test_samples_are_kept(draftproof, interrupted):
     assert len(out.split("\n\n")) == 2
     assert all(text.strip() for text in out.split("\n\n"))
     assert "finished: cancelled x 2; seed 1\n" in err
+
+
+@pytest.mark.parametrize("samples", ["1", "2"])
+def test_a_piece_that_is_being_written_is_written_once(samples, draftproof, monkeypatch):
+    """Ctrl-C right after the first word went out: it is not written again, and the summary counts it."""
+    write, written = showing._print, []
+
+    def pressed(console, pieces):
+        write(console, pieces)
+        if not written:
+            written.append("".join(piece.text for piece in pieces))
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(showing, "_print", pressed)
+    code, out, err = draftproof(*LONG, "--draft", "none", "--n", samples)
+    assert code == 130
+    assert out.startswith(f"{written[0]}\n")
+    assert "finished: cancelled" in err
 
 
 @pytest.mark.parametrize("more", [(), ("--json",), ("--n", "2")])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,8 +36,9 @@ def show(writing: Stream) -> Output:
             for piece in writing:
                 if not begun:
                     begin()
-                _print(console, [piece])
-                begun = True
+                with _whole():
+                    _print(console, [piece])
+                    begun = True
     except KeyboardInterrupt:
         if not begun:
             raise
@@ -65,18 +68,19 @@ def samples(scheduler: Scheduler, requests: Sequence[Request], shown: bool) -> l
         if shown:
             _head(console, turn, len(requests))
         for made in _steps(scheduler):
-            for request, pieces in made:
-                waiting[request] += pieces
-            while shown and turn < len(requests):
-                request = requests[turn]
-                _print(console, waiting[request])
-                waiting[request] = []
-                if not request.finish:
-                    break
-                console.print()
-                turn += 1
-                if turn < len(requests):
-                    _head(console, turn, len(requests))
+            with _whole():
+                for request, pieces in made:
+                    waiting[request] += pieces
+                while shown and turn < len(requests):
+                    request = requests[turn]
+                    _print(console, waiting[request])
+                    waiting[request] = []
+                    if not request.finish:
+                        break
+                    console.print()
+                    turn += 1
+                    if turn < len(requests):
+                        _head(console, turn, len(requests))
     except KeyboardInterrupt:
         if not any(request.tokens for request in requests):
             raise
@@ -193,6 +197,24 @@ def _print(console: Console, pieces: Sequence[Piece]) -> None:
     from rich.style import Style
 
     console.print(Segments([Segment(piece.text, Style.parse(COLOURS[piece.kind])) for piece in pieces]), end="")
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block: what it interrupts in rich is printed a second time."""
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _head(console: Console, number: int, count: int) -> None:
