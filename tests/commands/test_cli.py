@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 
 import pytest
@@ -193,6 +196,24 @@ def test_the_list_names_every_verifier(draftproof):
     assert rows["block"]["summary"]
     assert {"tiny", "smollm2"} == {name for name, row in rows.items() if row["kind"] == "target"}
     assert {"auto", "head", "ngram"} <= {name for name, row in rows.items() if row["kind"] == "drafter"}
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_the_list_is_whole_in_a_narrow_terminal(columns):
+    screen, inner = pty.openpty()
+    shape = {**os.environ, "COLUMNS": str(columns), "TERM": "dumb"}
+    with subprocess.Popen([sys.executable, "-m", "draftproof", "list"], stdout=inner, env=shape) as listing:
+        os.close(inner)
+        shown = b""
+        with suppress(OSError):  # Linux raises at the end of a terminal
+            while piece := os.read(screen, 4096):
+                shown += piece
+    os.close(screen)
+    assert listing.returncode == 0
+    lines = [line.rstrip() for line in shown.decode().splitlines()]
+    assert set(VERIFIERS) <= set(lines)
+    assert max(map(len, lines)) <= columns
+    assert "…" not in shown.decode()
 
 
 @pytest.mark.parametrize(

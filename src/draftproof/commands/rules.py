@@ -8,20 +8,32 @@ from typing import Annotated, Any
 
 import typer
 
+WIDE = 200  # columns that the table needs
+
 
 def list_rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List all rules with paper, draws they are exact for, and trees they take; then drafters and targets."""
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
 
     rows = _rules()
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table("name", "kind", "paper", "draws", "trees", "what it does", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(", ".join(cell) if isinstance(cell, list) else cell for cell in row.values()))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
+    heads = ("name", "kind", "paper", "draws", "trees", "what it does")
+    cells = [[", ".join(cell) if isinstance(cell, list) else cell for cell in row.values()] for row in rows]
+    if console.width >= WIDE:
+        table = Table(*heads, box=None, pad_edge=False)
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
+        return
+    for name, kind, *facts, summary in cells:  # columns this narrow would cut names
+        console.print(name, style="bold")
+        about = [kind, *(f"{head} {fact}" for head, fact in zip(heads[2:], facts, strict=False) if fact)]
+        console.print(Padding(f"{'; '.join(about)}\n{summary}", (0, 0, 0, 2)))
 
 
 def _rules() -> list[dict[str, Any]]:
