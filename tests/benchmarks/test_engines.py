@@ -29,6 +29,14 @@ def test_every_engine_has_a_collector_pinned_packages_and_a_control():
                 assert "==" in package or "@" in package  # else another day would audit another engine
 
 
+def test_engines_for_a_gpu_are_left_out_where_there_is_none(monkeypatch):
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        found = {(engine.name, mode) for engine, mode in jobs.find(["vLLM kernels"])}
+        assert (("vLLM kernels on a GPU", "block, draftproof") in found) is there
+        assert ("vLLM kernels", "block") in found
+
+
 def test_an_environment_is_made_once_and_again_when_its_pins_change(tmp_path, monkeypatch):
     pin = {"tool": "pip", "packages": ["a==1"], "without": []}
     monkeypatch.setattr(environments, "pins", lambda: {"some": pin})
