@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests_vllm import tiny
+from tests_vllm import reads, tiny
 
 TOKENS = 20_000  # that are audited of each way of drafting and verifying
 
@@ -102,6 +102,24 @@ def company(llm: Any, seed: int) -> list[int]:
     params = [others[0], others[1], mine, others[2], others[3]]
     prompts = [{"prompt_token_ids": tiny.PROMPTS[i]} for i in (1, 2, 0, 3, 1)]
     return list(llm.generate(prompts, params, use_tqdm=False)[2].outputs[0].token_ids)
+
+
+def test_a_step_waits_for_the_device_no_more_than_vllm_does(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+    from vllm.v1.sample.sampler import Sampler
+
+    from draftproof import kernels
+    from draftproof.integrations.vllm import runner_v1
+
+    calls: list[str] = []
+    reads.barred(monkeypatch, runner_v1, "forward", calls)
+    reads.allowed(monkeypatch, kernels, "verify")
+    reads.allowed(monkeypatch, Sampler, "forward", "apply_logits_processors")
+    reads.allowed(monkeypatch, RejectionSampler, "apply_logits_processors")
+    company(served[0], seed=11)
+    for asked in ({"temperature": 0.9, "min_p": 0.1, "top_p": 0.9}, CONTROLS["bias and penalties"][0]):
+        tiny.write(served[0], 3, max_tokens=8, **asked)
+    assert calls
 
 
 def test_greedy_texts_are_those_without_drafts(served: Any, models: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests_vllm import tiny
+from tests_vllm import reads, tiny
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,22 @@ def test_raw_and_processed_logits_give_the_same_tokens(served: Any) -> None:
         assert tiny.write(served, 4, **asked) == raw
     finally:
         server.fused = True
+
+
+def test_a_step_waits_for_the_device_no_more_than_vllm_does(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftproof import kernels
+    from draftproof.integrations.vllm import layout, runner_v2
+
+    calls: list[str] = []
+    for name in ("call", "verify"):
+        reads.barred(monkeypatch, runner_v2.SamplerServer, name, calls)
+    reads.allowed(monkeypatch, kernels, "verify")
+    reads.allowed(monkeypatch, runner_v2, "gumbel_sample")
+    # no grammar is there, and nothing is done for one
+    monkeypatch.setattr(layout, "ended_by_grammars", lambda *_: pytest.fail("no draft is ended by a grammar"))
+    for asked in ({"temperature": 0.9, "top_k": 12}, {"temperature": 0.9, "min_p": 0.1, "top_p": 0.9}):
+        tiny.write(served, 3, max_tokens=6, **asked)
+    assert {"call", "verify"} <= set(calls)
 
 
 def test_a_seed_gives_the_same_text_beside_a_request_that_joins(served: Any) -> None:
