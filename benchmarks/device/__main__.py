@@ -1,6 +1,6 @@
 """The public surface on a device: `python -m benchmarks.device` runs every documented command and the matrix of cases.
 
-Each case must raise nothing, and its texts must be those of the general engine on the CPU where the seed fixes them, or
+Each case must raise nothing, and its texts must be those of the eager stepper on the CPU where the seed fixes them, or
 follow the law of the reference where it does not. A row for each is appended to benchmarks/results/device.jsonl; cases
 that hold at this commit are not run again. Exit status 1: a case failed.
 

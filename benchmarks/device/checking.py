@@ -1,4 +1,4 @@
-"""Check texts: the tokens of the general engine on the CPU where the seed fixes them, else the law of every token.
+"""Check texts: the tokens of the eager stepper on the CPU where the seed fixes them, else the law of every token.
 
 The law is tested by the place of each token among the tokens in order of their probability: under the reference's law
 that place, spread evenly over the token's own probability, is uniform. A law that is too sharp, too flat, cut

@@ -1,4 +1,4 @@
-"""The fused step says what the general engine says, token for token; here it runs eagerly, on a GPU as a graph."""
+"""The fused step says what the eager stepper says, token for token; here it runs eagerly, on a GPU as a graph."""
 
 from __future__ import annotations
 

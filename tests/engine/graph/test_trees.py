@@ -1,4 +1,4 @@
-"""Trees in the fused step say what they say in the general engine, token for token; here it runs eagerly."""
+"""Trees in the fused step say what they say in the eager stepper, token for token; here it runs eagerly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write(batch, made):
 
 
 def general(target, draft, tree, prompts, sampling, length):
-    """The general engine's texts."""
+    """The eager stepper's texts."""
     texts = requests(target, prompts, sampling, length)
     return write(eager(target, [draft], verify.get("traversal"), tree, len(prompts), 90), texts)
 
