@@ -20,8 +20,10 @@ import argparse
 import importlib
 import json
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,25 +117,42 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> 
     return call
 
 
-def measure() -> Iterator[dict[str, Any]]:
+def measure(shapes: Iterable[tuple[int, int, str]]) -> Iterator[dict[str, Any]]:
     """A row for each shape, control, rule and side."""
-    for size in SIZES:
-        for batch in BATCHES:
-            for mode in MODES:
-                data = bench.case(batch, size, bench.MODES[mode], "cuda")
-                none = torch.empty(0)  # vLLM reads the drafter's logits, not its laws
-                theirs = peers.vllm(peers.Input(data.target, data.draft, none, data.tokens, bench.MODES[mode]))
-                for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
-                    calls = theirs[rule.name.lower()], plugin(data, mode, rule, "auto")
-                    for side, call in zip(SIDES, calls, strict=True):
-                        count = call()[1]
-                        yield {
-                            "bench": "vllm device", "side": side, "rule": rule.name.lower(), "mode": mode, "V": size,
-                            "B": batch, "K": bench.DRAFTS, "dtype": "bfloat16",
-                            "accepted": round(float(count.double().mean()) - 1, 2), "us": round(bench.clock(call), 2),
-                            **in_graph(call),
-                        }  # fmt: skip
-                torch.cuda.empty_cache()
+    for size, batch, mode in shapes:
+        for rule, side, call in calls(size, batch, mode):
+            count = call()[1]
+            yield {
+                "bench": "vllm device", "side": side, "rule": rule.name.lower(), "mode": mode, "V": size, "B": batch,
+                "K": bench.DRAFTS, "dtype": "bfloat16", "accepted": round(float(count.double().mean()) - 1, 2),
+                "us": round(bench.clock(call), 2), **in_graph(call),
+            }  # fmt: skip
+        torch.cuda.empty_cache()
+
+
+def calls(size: int, batch: int, mode: str) -> Iterator[tuple[ChainRule, str, Callable[[], Any]]]:
+    """Both sides' calls of one shape."""
+    data = bench.case(batch, size, bench.MODES[mode], "cuda")
+    none = torch.empty(0)  # vLLM reads the drafter's logits, not its laws
+    theirs = peers.vllm(peers.Input(data.target, data.draft, none, data.tokens, bench.MODES[mode]))
+    for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
+        yield rule, SIDES[0], theirs[rule.name.lower()]
+        yield rule, SIDES[1], plugin(data, mode, rule, "auto")
+
+
+def compile_all(shapes: Sequence[tuple[int, int, str]]) -> None:
+    """Call everything once, each shape in a process of its own, so that what is compiled lies in Triton's cache."""
+    words = [sys.executable, "-m", "benchmarks.vllm_device", "--shape"]
+    started = [subprocess.Popen([*words, *map(str, shape)]) for shape in shapes]
+    failed = [shape for shape, process in zip(shapes, started, strict=True) if process.wait()]
+    if failed:
+        print(f"note: not compiled ahead: {failed}", file=sys.stderr)
+
+
+def call_once(size: str, batch: str, mode: str) -> None:
+    for _, _, call in calls(int(size), int(batch), mode):
+        call()
+    torch.cuda.synchronize()
 
 
 def in_graph(call: Callable[[], Any]) -> dict[str, Any]:
@@ -210,7 +229,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time verification through vLLM's kernels and through the plug-in.")
     parser.add_argument("--check", action="store_true", help="compare tokens with the laws on small shapes instead")
     parser.add_argument("--json", type=Path, help="file to which rows are appended")
+    parser.add_argument("--shape", nargs=3, metavar=("V", "B", "CONTROLS"), help="only compile for this one")
     options = parser.parse_args()
+    if options.shape:
+        return call_once(*options.shape)
     try:
         version = importlib.import_module("vllm").__version__
     except ModuleNotFoundError:
@@ -218,8 +240,10 @@ def main() -> None:
     where = rows.facts("cuda" if torch.cuda.is_available() else "cpu")._asdict()
     where["versions"]["vllm"] = version
     where["command"] = shlex.join(["python", "-m", "benchmarks.vllm_device", *(["--check"] if options.check else [])])
-    wrong = 0
-    for row in check() if options.check else measure():
+    wrong, shapes = 0, list(product(SIZES, BATCHES, MODES))
+    if not options.check:
+        compile_all(shapes)
+    for row in check() if options.check else measure(shapes):
         print(json.dumps(row), flush=True)
         wrong += row.get("wrong", 0)
         if options.json is not None:

@@ -5,7 +5,8 @@ mode, and audits them: plain sampling first, which sets the tolerance of the oth
 the paired test. An alarm is followed by a second, independent check, histograms of one prompt's samples beside those of
 plain sampling. Rows go to
 benchmarks/results/engines.json; what is there already, and transcripts that are there, are not made again. `--only
-vLLM` chooses engines, `--only "vLLM, ngram"` modes.
+vLLM` chooses engines, `--only "vLLM, ngram"` modes. `--collect` leaves the judging of a GPU's texts to another machine,
+which needs the folder of `--home`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import shlex
 import time
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.engines import jobs, judge
 from draftproof.bench.rows import facts
@@ -31,13 +34,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help='parts of "engine, mode"; a name ends with a full stop')
     parser.add_argument("--tokens", type=int, default=50_000, help="at least so many for each mode")
     parser.add_argument("--again", action="store_true", help="judge anew what has a row already")
+    parser.add_argument("--collect", action="store_true", help="make no rows, only the texts that they are made from")
     parser.add_argument("--home", type=Path, default=cache_folder() / "engines", help="environments and transcripts")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     (options.home / "transcripts").mkdir(parents=True, exist_ok=True)
-    toy, table = jobs.toy_model(options.home), jobs.table_model(options.home)
     for engine, mode in jobs.find(options.only):
-        model = table if engine.format == "table" else toy
+        model = jobs.model_of(engine, options.home)
+        if not can_judge(engine, mode, model, options.home):
+            continue
+        if options.collect:
+            collected(engine, mode, model, options.tokens, options.home)
+            short_texts(engine, mode, model, options.home)
+            continue
         control = f"{engine.name}, {engine.control}, {model.name}"
         for each in dict.fromkeys((engine.control, mode)):  # plain sampling comes first
             name = f"{engine.name}, {each}, {model.name}"
@@ -52,9 +61,8 @@ def main() -> None:
 
 def audited(engine: jobs.Engine, mode: str, model: jobs.Model, options: Any, tolerance: float | None) -> dict[str, Any]:
     """Collect and judge one mode; without a tolerance it is the control, which sets one."""
-    begun = time.perf_counter()
     texts, told = collected(engine, mode, model, options.tokens, options.home)
-    between = time.perf_counter()
+    begun = time.perf_counter()
     draft = str(model.draft) if engine.modes[mode] == "model" else engine.modes[mode]
     if tolerance is None or mode == engine.control:
         report, beside = judge.calibrated(texts, model.target), None
@@ -62,7 +70,7 @@ def audited(engine: jobs.Engine, mode: str, model: jobs.Model, options: Any, tol
         plain, _ = collected(engine, engine.control, model, options.tokens, options.home)
         report = judge.judged(texts, model.target, draft, tolerance)
         beside = judge.paired(texts, plain, model.target, draft)
-    clock = {"collect_s": round(between - begun, 1), "audit_s": round(time.perf_counter() - between, 1)}
+    seconds = round(time.perf_counter() - begun, 1)
     checked = checked_again(engine, mode, model, options.home) if judge.alarm(report, beside) else None
     with texts.open(encoding="utf-8") as file:
         version = json.loads(next(file))["engine"].removeprefix(f"{engine.name} ")
@@ -77,37 +85,42 @@ def audited(engine: jobs.Engine, mode: str, model: jobs.Model, options: Any, tol
         "sampling": model.sampling,
         **told,
     }
-    where = {**facts("cuda" if engine.gpu else "cpu")._asdict(), "command": command}
-    return {**about, **judge.row(report, beside, checked), **clock, "seed": seed(engine, mode), **where}
+    origin = {"seed": seed(engine, mode), **({} if engine.gpu else facts("cpu")._asdict()), "command": command}
+    return {**about, **judge.row(report, beside, checked), "audit_s": seconds, **origin}
 
 
 def collected(
     engine: jobs.Engine, mode: str, model: jobs.Model, tokens: int, home: Path
 ) -> tuple[Path, dict[str, Any]]:
-    """The file with this mode's transcripts, collected unless it is there with enough tokens."""
-    out = home / "transcripts" / f"{slug(engine, mode, model)}.jsonl"
+    """The file with this mode's transcripts, collected unless it is there with enough tokens, and what it tells."""
+    out = transcripts(engine, mode, model, home)
     told = out.with_suffix(".told.json")
     if not out.exists() or length(out) < tokens:
+        begun = time.perf_counter()
         samples = -(-tokens // (min(MEAN, model.longest) * len(model.prompts)))
         while True:
             found = jobs.collect(engine, jobs.job(engine, mode, model, samples, seed(engine, mode)), out, home)
             if length(out) >= tokens:
                 break
             samples = samples * 3 // 2
-        told.write_text(json.dumps(found))
+        found["collect_s"] = round(time.perf_counter() - begun, 1)
+        where = facts("cuda")._asdict() if engine.gpu else {}  # the machine that judges may be another one
+        told.write_text(json.dumps({**found, **where}))
     return out, json.loads(told.read_text())
 
 
 def checked_again(engine: jobs.Engine, mode: str, model: jobs.Model, home: Path) -> judge.Compared:
     """Histograms of many short samples of one prompt: plain sampling beside this mode, by the same engine."""
-    short = model._replace(prompts=model.prompts[:1], longest=SHORT)
-    files = []
-    for each in (engine.control, mode):
-        out = home / "transcripts" / f"{slug(engine, each, model)}-histogram.jsonl"
-        if not out.exists():
-            jobs.collect(engine, jobs.job(engine, each, short, model.checked, seed(engine, each) + 100), out, home)
-        files.append(out)
-    return judge.compared(*files)
+    return judge.compared(*(short_texts(engine, each, model, home) for each in (engine.control, mode)))
+
+
+def short_texts(engine: jobs.Engine, mode: str, model: jobs.Model, home: Path) -> Path:
+    """The file with many short samples of one prompt, collected unless it is there."""
+    out = transcripts(engine, mode, model, home, "-histogram")
+    if not out.exists():
+        short = model._replace(prompts=model.prompts[:1], longest=SHORT)
+        jobs.collect(engine, jobs.job(engine, mode, short, model.checked, seed(engine, mode) + 100), out, home)
+    return out
 
 
 def seed(engine: jobs.Engine, mode: str) -> int:
@@ -115,12 +128,18 @@ def seed(engine: jobs.Engine, mode: str) -> int:
     return 1 + list(engine.modes).index(mode)
 
 
-def slug(engine: jobs.Engine, mode: str, model: jobs.Model) -> str:
-    return f"{engine.name}-{mode}-{model.name}".replace(",", "").replace(" ", "-").lower()
+def can_judge(engine: jobs.Engine, mode: str, model: jobs.Model, home: Path) -> bool:
+    """Texts of a GPU are collected where one is; elsewhere they can be judged if they were brought there."""
+    return not engine.gpu or torch.cuda.is_available() or transcripts(engine, mode, model, home).exists()
 
 
-def length(transcripts: Path) -> int:
-    with transcripts.open(encoding="utf-8") as file:
+def transcripts(engine: jobs.Engine, mode: str, model: jobs.Model, home: Path, kind: str = "") -> Path:
+    name = f"{engine.name}-{mode}-{model.name}".replace(",", "").replace(" ", "-").lower()
+    return home / "transcripts" / f"{name}{kind}.jsonl"
+
+
+def length(texts: Path) -> int:
+    with texts.open(encoding="utf-8") as file:
         return sum(len(json.loads(line)["output_token_ids"]) for line in file)
 
 

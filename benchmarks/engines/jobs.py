@@ -11,10 +11,9 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from benchmarks.engines import environments, toy
 
@@ -33,7 +32,7 @@ class Engine(NamedTuple):
     format: str  # folder, gguf or table
     modes: dict[str, str]  # mode -> draft that the audit is told: none, ngram or model
     control: str = "plain"  # the mode whose audit sets the tolerance of the others
-    gpu: bool = False  # whether it runs on a GPU, and only where there is one
+    gpu: bool = False  # whether it runs on a GPU; without one it is left out, unless its texts are there
 
 
 ENGINES = (
@@ -106,6 +105,12 @@ class Model(NamedTuple):
     checked: int  # texts of each histogram after an alarm
 
 
+def model_of(engine: Engine, home: Path) -> Model:
+    """What an engine is audited on."""
+    return table_model(home) if engine.format == "table" else toy_model(home)
+
+
+@cache
 def toy_model(home: Path) -> Model:
     """The toy, for which tokens are cheap."""
     target, draft = toy.made(home / "models")
@@ -116,6 +121,7 @@ def toy_model(home: Path) -> Model:
     return Model("toy", target.folder, draft.folder, files, prompts, 256, 128, [toy.END], {"temperature": 0.7}, 4000)
 
 
+@cache
 def table_model(home: Path) -> Model:
     """Two tokens whose chances depend on the last one: faults show here soon, and an interpreter is slow."""
     path = home / "models" / "table.json"
@@ -172,7 +178,6 @@ def _end(words: str, lines: int = 15) -> str:
 
 
 def find(names: Sequence[str]) -> list[tuple[Engine, str]]:
-    """The engines and modes whose "engine, mode." contains one of these names, as far as they run on this machine."""
-    here = [engine for engine in ENGINES if not engine.gpu or torch.cuda.is_available()]
-    every = [(engine, mode) for engine in here for mode in engine.modes]
+    """The engines and modes whose "engine, mode." contains one of these names."""
+    every = [(engine, mode) for engine in ENGINES for mode in engine.modes]
     return [(engine, mode) for engine, mode in every if any(name in f"{engine.name}, {mode}." for name in names)]

@@ -29,12 +29,20 @@ def test_every_engine_has_a_collector_pinned_packages_and_a_control():
                 assert "==" in package or "@" in package  # else another day would audit another engine
 
 
-def test_engines_for_a_gpu_are_left_out_where_there_is_none(monkeypatch):
-    for there in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        found = {(engine.name, mode) for engine, mode in jobs.find(["vLLM kernels"])}
-        assert (("vLLM kernels on a GPU", "block, draftproof") in found) is there
-        assert ("vLLM kernels", "block") in found
+def test_engines_for_a_gpu_need_one_or_texts_from_one(tmp_path, monkeypatch):
+    engines = {engine.name: engine for engine, _ in jobs.find(["vLLM kernels"])}
+    on_gpu = engines["vLLM kernels on a GPU"]
+    model = jobs.model_of(on_gpu, tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert driver.can_judge(engines["vLLM kernels"], "block", model, tmp_path)
+    assert not driver.can_judge(on_gpu, "block", model, tmp_path)
+    texts = driver.transcripts(on_gpu, "block", model, tmp_path)
+    texts.parent.mkdir()
+    texts.write_text("")
+    assert driver.can_judge(on_gpu, "block", model, tmp_path)
+    assert not driver.can_judge(on_gpu, "token", model, tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert driver.can_judge(on_gpu, "token", model, tmp_path)
 
 
 def test_an_environment_is_made_once_and_again_when_its_pins_change(tmp_path, monkeypatch):

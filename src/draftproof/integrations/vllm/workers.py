@@ -126,7 +126,8 @@ def _install_v2() -> None:
         return speculator
 
     def served(this: Any) -> runner_v2.SamplerServer | None:
-        return getattr(this, "draftproof", None)  # it goes when its sampler does
+        server: runner_v2.SamplerServer | None = vars(this).get("draftproof")  # it goes when its sampler does
+        return server
 
     sampler.__init__ = draftproof_init
     sampler.__call__ = runner_v2.install_call(sampler.__call__, served)
