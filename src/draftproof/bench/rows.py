@@ -161,12 +161,14 @@ def _processor() -> str:
 
 def _commit() -> str:
     """The commit of the running checkout, with a + if there are local changes; unknown outside of a checkout."""
+    if told := os.environ.get("DRAFTPROOF_COMMIT"):  # for a copy without its git history, or with another one
+        return told
     folder = Path(__file__).parent
     ask = ["git", "-C", str(folder), "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DRAFTPROOF_COMMIT", "unknown")  # for a copy without its git history
+        return "unknown"
 
 
 def _command() -> str:
