@@ -171,7 +171,8 @@ def check() -> Iterator[dict[str, Any]]:
             data = bench.case(batch, size, bench.MODES[mode], "cuda" if torch.cuda.is_available() else "cpu")
             plain = bench.case(batch, size, bench.MODES["temp"], data.target.device.type).controls
             for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
-                tokens, count = plugin(data, mode, rule, "triton")()
+                step = plugin(data, mode, rule, "triton")
+                tokens, count = [step() for _ in range(3)][-1]  # the third time the launches are made again
                 noise = data.noise._replace(request=data.noise.request * 0)
                 rules = torch.full((batch,), rule, dtype=torch.int32, device=tokens.device)
                 out = reference.Emitted(tokens, count - 1, count * 0, None)

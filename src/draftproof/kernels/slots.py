@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.launching import next_power_of_2
+from draftproof.kernels.lib.recording import launch
 
 
 def gather(
@@ -25,13 +26,15 @@ def gather(
     depth: int,  # rows of draft tokens of each slot
     vocabulary: int,
     truncates: bool,  # whether top-k, top-p and min-p are needed
+    processed: bool,  # whether the target's rows have been divided by the temperature
 ) -> None:
     """Controls, seeds and rules by request instead of by slot, the places of its rows, and its draft tokens."""
     drafts = step.tokens.shape[1]
     with launching.current(slot.device):
-        gather_request[(len(slot),)](
+        launch(
+            gather_request, (len(slot),),
             columns, step, slot, starts, position, sampled, drafts, depth, vocabulary,
-            BLOCK=next_power_of_2(max(1, drafts)), TRUNCATES=truncates, num_warps=1,
+            BLOCK=next_power_of_2(max(1, drafts)), TRUNCATES=truncates, PROCESSED=processed, num_warps=1,
         )  # fmt: skip
 
 
@@ -52,7 +55,8 @@ def count(
     """
     batch, drafts = tokens.shape
     with launching.current(table.device):
-        count_request[(batch,)](
+        launch(
+            count_request, (batch,),
             table, table.shape[1], rule, tokens.contiguous(), accepted, reach, fault, drafts,
             POSITIONS=positions, BLOCK=next_power_of_2(drafts), num_warps=1,
         )  # fmt: skip
@@ -61,7 +65,7 @@ def count(
 @triton.jit(do_not_specialize=["K", "depth", "vocabulary"])
 def gather_request(
     columns, step, slot_ptr, starts_ptr, position_ptr, sampled_ptr, K, depth, vocabulary,
-    BLOCK: tl.constexpr, TRUNCATES: tl.constexpr,
+    BLOCK: tl.constexpr, TRUNCATES: tl.constexpr, PROCESSED: tl.constexpr,
 ):  # fmt: skip
     """What one request needs."""
     b = tl.program_id(0).to(tl.int64)
@@ -76,7 +80,9 @@ def gather_request(
     tl.store(step.position + b, tl.load(position_ptr + begin).to(tl.int64))
     tl.store(step.seed + b, tl.load(columns.seed + slot))
     tl.store(step.rule + b, tl.load(columns.rule + slot))
-    tl.store(step.temperature + b, tl.load(columns.temperature + slot))
+    temperature = tl.load(columns.temperature + slot)
+    tl.store(step.temperature + b, temperature)
+    tl.store(step.target_temperature + b, tl.where(temperature == 0, 0.0, 1.0) if PROCESSED else temperature)
     if TRUNCATES:
         top_k = tl.load(columns.top_k + slot)
         tl.store(step.top_k + b, tl.where(top_k < vocabulary, top_k, 0))

@@ -125,9 +125,9 @@ def test_a_step_inside_a_cuda_graph_is_not_published(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     for captures in (True, False):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=captures: now)
-        each._publish()
+        each.publish()
         assert (each._copied is None) is captures
-    each._publish()
+    each.publish()
     assert float(each.shared.sum()) == each.table.numel()
 
 

@@ -72,6 +72,7 @@ def slots_of(
     slot: torch.Tensor,
     gather: Any = slot_step,
     truncates: bool = True,
+    processed: bool = False,
 ) -> SlotStep:
     """What requests in these slots need, beside controls of eight slots."""
     torch.manual_seed(4)
@@ -81,9 +82,11 @@ def slots_of(
     )  # fmt: skip
     columns.top_k[slot[0]] = 100  # off
     position = torch.arange(len(sampled)) * 3
-    return gather(
-        columns, slot, starts, position, sampled, nodes=nodes, depth=nodes - 1, vocabulary=100, truncates=truncates
-    )  # type: ignore[no-any-return]
+    columns.temperature[slot[-1]] = 0
+    return gather(  # type: ignore[no-any-return]
+        columns, slot, starts, position, sampled, nodes=nodes, depth=nodes - 1, vocabulary=100, truncates=truncates,
+        processed=processed,
+    )  # fmt: skip
 
 
 def alone(step: ServedStep, rule: ChainRule, b: int) -> list[int]:
@@ -225,21 +228,24 @@ def test_nothing_waits_for_a_copy_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("processed", [False, True])
 @pytest.mark.parametrize("nodes", [1, 2, 6])
-def test_one_launch_gathers_what_many_do(kind: torch.dtype, nodes: int) -> None:
+def test_one_launch_gathers_what_many_do(kind: torch.dtype, processed: bool, nodes: int) -> None:
     """Drafts of every length up to the longest, some of them padded, in slots in any order."""
     lengths = torch.arange(6).clamp(max=nodes - 1)
     starts = torch.nn.functional.pad((lengths + 1).cumsum(0), (1, 0)).to(kind)
     sampled = torch.randint(-1, 50, (int(starts[-1]),), generator=torch.Generator().manual_seed(1)).to(kind)
     slot = torch.tensor([3, 7, 0, 5, 1, 4], dtype=kind)
-    many = slots_of(sampled, starts, nodes, slot)
-    one = slots_of(sampled, starts, nodes, slot, launches.slot_step)
+    many = slots_of(sampled, starts, nodes, slot, processed=processed)
+    one = slots_of(sampled, starts, nodes, slot, launches.slot_step, processed=processed)
+    assert many.target_temperature.equal(many.temperature) != processed
     for name, expected in many._asdict().items():
         found = getattr(one, name)
         assert found.dtype == expected.dtype, name
         assert torch.equal(found, expected), name
-    plain = slots_of(sampled, starts, nodes, slot, launches.slot_step, truncates=False)
-    assert all(torch.equal(getattr(plain, name), getattr(many, name)) for name in SlotStep._fields[4:])
+    plain = slots_of(sampled, starts, nodes, slot, launches.slot_step, truncates=False, processed=processed)
+    truncations = ("top_k", "top_p", "min_p")
+    assert all(torch.equal(getattr(plain, n), getattr(many, n)) for n in SlotStep._fields if n not in truncations)
 
 
 def test_one_launch_counts_what_many_do() -> None:

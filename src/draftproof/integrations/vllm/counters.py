@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftproof import kernels
 from draftproof.kernels.types import ChainRule
 
 VARIABLE = "DRAFTPROOF_VLLM_COUNTERS"  # the folder; set where the engine is configured, inherited by its workers
@@ -55,6 +54,11 @@ def warm_up() -> Iterator[None]:
         _warming_up = False
 
 
+def warming_up() -> bool:
+    """Whether vLLM is."""
+    return _warming_up
+
+
 class Counters:
     """Sums by rule, where the tensors are that they are computed from."""
 
@@ -72,21 +76,27 @@ class Counters:
         self._host = self.shared if device.type == "cpu" else torch.zeros_like(self.shared).pin_memory()
         self._next = time.monotonic() + SECONDS
 
-    def add(self, rule: Tensor, tokens: Tensor, accepted: Tensor, reach: Tensor, fault: Tensor) -> None:
-        """Count one step of B requests: rule [B], draft tokens [B, K], how many were accepted [B], reach [B, K]."""
+    def add(
+        self,
+        rule: Tensor,  # [B]
+        tokens: Tensor,  # [B, K] the draft tokens
+        accepted: Tensor,  # [B] how many of them were accepted
+        reach: Tensor,  # [B, K]
+        fault: Tensor,  # [B]
+        fused: bool = False,  # whether to do it by one launch
+    ) -> None:
+        """Count one step of B requests."""
         table = torch.zeros_like(self.table) if _warming_up else self.table
-        if table.is_cuda and kernels.available(table.device):
+        if fused:
             from draftproof.integrations.vllm import launches
 
             launches.add_up(table, rule, tokens, accepted, reach, fault)
         else:
             add_up(table, rule, tokens, accepted, reach, fault)
-        if table is self.table and table is not self.shared:
-            self._publish()
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Copy the sums from a GPU now and then, without waiting for it; CUDA bars that while it captures a graph."""
-        if torch.cuda.is_current_stream_capturing():
+        if self.table is self.shared or _warming_up or torch.cuda.is_current_stream_capturing():
             return
         if self._copied is not None and self._copied.query():  # type: ignore[no-untyped-call]
             self.shared.copy_(self._host)

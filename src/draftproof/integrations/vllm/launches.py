@@ -25,6 +25,7 @@ def slot_step(
     depth: int,
     vocabulary: int,
     truncates: bool,
+    processed: bool,
 ) -> SlotStep:
     """As `layout.slot_step`, in one launch."""
     batch, device = len(slot), slot.device
@@ -36,12 +37,15 @@ def slot_step(
     first, draft_first, begins, seed = columns_of(4, torch.int64)
     rule, top_k = columns_of(2, torch.int32)
     top_p, min_p = columns_of(2, torch.float64)
-    temperature = torch.empty(batch, device=device)
+    temperature, target_temperature = columns_of(2, torch.float32)
     tokens = torch.empty(batch, nodes - 1, dtype=torch.int64, device=device)
-    step = SlotStep(temperature, top_k, top_p, min_p, seed, rule, first, draft_first, begins, tokens)
-    slots.gather(
-        columns, step, slot, starts, position, sampled, depth=depth, vocabulary=vocabulary, truncates=truncates
+    step = SlotStep(
+        temperature, target_temperature, top_k, top_p, min_p, seed, rule, first, draft_first, begins, tokens
     )
+    slots.gather(
+        columns, step, slot, starts, position, sampled,
+        depth=depth, vocabulary=vocabulary, truncates=truncates, processed=processed,
+    )  # fmt: skip
     return step
 
 

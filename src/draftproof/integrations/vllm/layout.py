@@ -71,6 +71,7 @@ class SlotStep(NamedTuple):
     """The same of the B requests of a step, as the kernels take it, and where their rows are."""
 
     temperature: Tensor  # [B] float32
+    target_temperature: Tensor  # [B] float32: the same, or 1 (0 where greedy) if vLLM has divided by it
     top_k: Tensor  # [B] int32, 0 = off; like the next two, of no use where nothing is truncated
     top_p: Tensor  # [B] float64
     min_p: Tensor  # [B] float64
@@ -93,6 +94,7 @@ def slot_step(
     depth: int,  # rows of draft tokens of each slot
     vocabulary: int,
     truncates: bool,  # whether any of the requests does
+    processed: bool,  # whether the target's rows have been divided by the temperature
 ) -> SlotStep:
     """What the requests of a step need; `launches.slot_step` has the same in one launch."""
     slot, first = slot.to(torch.int64), starts[:-1].to(torch.int64)
@@ -101,8 +103,9 @@ def slot_step(
     inside = place < starts[1:, None]
     tokens = torch.where(inside, sampled[torch.where(inside, place, 0)].to(torch.int64), -1)
     top_k = torch.where(top_k < vocabulary, top_k, 0)
+    left = (temperature != 0).to(torch.float32) if processed else temperature
     return SlotStep(
-        temperature, top_k, top_p.to(torch.float64), min_p.to(torch.float64), seed, rule, first, slot * depth,
+        temperature, left, top_k, top_p.to(torch.float64), min_p.to(torch.float64), seed, rule, first, slot * depth,
         position[first].to(torch.int64), _ended(tokens),
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from draftproof.integrations.vllm.layout import FlatDrafts, to_device
 from draftproof.integrations.vllm.requests import Mix, RequestChoice, choice, mix
 from draftproof.integrations.vllm.verification import ServedStep, Verification, controls_of, of_one_width
-from draftproof.kernels import Controls, NoiseKeys
+from draftproof.kernels import ChainRule, Controls, NoiseKeys
 
 PLAIN = Mix(raw=True, truncates=0, greedy=False, whole=True)
 
@@ -97,11 +97,12 @@ def forward(sampler: Any, found: Found, metadata: Any, draft_probs: Any, logits:
     draft = None if draft_probs is None or sampling.all_greedy else flat.draft(_log(draft_probs, logits, flat, found))
     target, draft = of_one_width(target, draft)
     tokens = flat.tokens(metadata.draft_token_ids)
-    rule = _rules(found.choices, temperature)
+    rule = _rules(found.choices, temperature, draft is not None)
     plain = controls_of(torch.ones_like(temperature), PLAIN)  # the drafter's probabilities are its law
     noise = _noise(metadata.num_draft_tokens, sampling.generators, flat.first)
     step = ServedStep(target, draft, tokens, controls, plain, rule, noise)
     out = found.verification(step).tokens.to(torch.int32)
+    found.verification.counters.publish()
     out = _with_undrafted(sampler, metadata, logits, sampling, out)
     logprobs = None
     if sampling.max_num_logprobs is not None:
@@ -187,9 +188,9 @@ def _log(probabilities: Tensor, logits: Tensor, flat: FlatDrafts, found: Found) 
     return rows
 
 
-def _rules(choices: list[RequestChoice], like: Tensor) -> Tensor:
-    """[B] int32: each request's rule."""
-    asked = [each.rule for each in choices]
+def _rules(choices: list[RequestChoice], like: Tensor, laws: bool) -> Tensor:
+    """[B] int32: each request's rule, or the only one for draft tokens without laws."""
+    asked = [each.rule if laws else ChainRule.ONEHOT for each in choices]
     if len(set(asked)) == 1:
         return torch.full_like(like, asked[0], dtype=torch.int32)
     return to_device(np.array(asked, np.int32), like.device)

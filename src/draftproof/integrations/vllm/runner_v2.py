@@ -17,10 +17,10 @@ from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from draftproof.integrations.vllm import layout
-from draftproof.integrations.vllm.layout import SlotColumns, SlotStep
+from draftproof.integrations.vllm.layout import SlotColumns
 from draftproof.integrations.vllm.requests import Mix, RequestChoice, choice, mix
 from draftproof.integrations.vllm.verification import ServedStep, Verification, of_one_width
-from draftproof.kernels import Controls, NoiseKeys, Ragged
+from draftproof.kernels import ChainRule, Controls, Emitted, NoiseKeys, Ragged
 
 VLLM_PROCESSORS = 3  # bias, penalties, bad words; what comes after them is the user's own
 
@@ -92,6 +92,7 @@ class SamplerServer:
             torch.zeros(slots, dtype=torch.int32, device=device), torch.ones(slots, dtype=torch.float64, device=device),
             torch.zeros(slots, dtype=torch.float64, device=device),
         )  # fmt: skip
+        self.onehot = torch.full((slots,), ChainRule.ONEHOT, dtype=torch.int32, device=device)
         self.now: Now | None = None
 
     def begin(self, batch: Any) -> None:
@@ -119,8 +120,39 @@ class SamplerServer:
         processed: bool,  # whether vLLM has applied its controls
     ) -> tuple[Tensor, Tensor]:
         """The sampled tokens [B, K + 1] and how many of them there are [B]."""
-        nodes = min(depth + 1, len(logits))
-        step = self._step(now, logits, draft_logits, starts, position, slot, nodes)
+        nodes, states = min(depth + 1, len(logits)), self.states
+        columns = SlotColumns(
+            states.temperature.gpu, states.top_k.gpu, states.top_p.gpu, states.min_p.gpu, states.seeds.gpu,
+            self.onehot if draft_logits is None else self.slots.rule,
+        )  # fmt: skip
+
+        def call() -> tuple[Tensor, Tensor]:
+            out = self._call(now, logits, draft_logits, columns, starts, position, slot, nodes, processed)
+            return out.tokens, out.accepted
+
+        inputs = (logits, draft_logits, starts, position, slot, now.draft_sampled, *columns)
+        tokens, accepted = self.verification.again(logits, (now.mix, nodes, processed), call, inputs)
+        if nodes <= depth:
+            tokens = torch.nn.functional.pad(tokens, (0, depth + 1 - nodes), value=-1)
+        if now.undrafted.any():
+            self._undrafted(now, tokens, logits, starts, position, slot)
+        return tokens, accepted + 1
+
+    def _call(
+        self, now: Now, logits: Tensor, draft_logits: Tensor | None, columns: SlotColumns, starts: Tensor,
+        position: Tensor, slot: Tensor, nodes: int, processed: bool,
+    ) -> Emitted:  # fmt: skip
+        """Verification, of nothing but tensors that vLLM has."""
+        gather = layout.slot_step
+        if self.verification.fused(logits):
+            from draftproof.integrations.vllm import launches
+
+            gather = launches.slot_step
+        step = gather(
+            columns, slot, starts, position, now.draft_sampled, nodes=nodes,
+            depth=0 if draft_logits is None else draft_logits.shape[1], vocabulary=logits.shape[-1],
+            truncates=bool(now.mix.truncates), processed=processed,
+        )  # fmt: skip
         target = Ragged(logits, step.first, nodes)
         draft = None
         if draft_logits is not None:
@@ -128,55 +160,15 @@ class SamplerServer:
         target, draft = of_one_width(target, draft)
         # each step commits a token, so that the position at its beginning is a number of the step
         noise = NoiseKeys(step.seed, self.zero[: len(slot)], step.position)
-        out = self.verification(
-            ServedStep(
-                target, draft, step.tokens, self._controls(now.mix, step, processed), self._plain(now.mix, step),
-                step.rule, noise,
-            )
-        )  # fmt: skip
-        tokens = out.tokens
-        if nodes <= depth:
-            tokens = torch.nn.functional.pad(tokens, (0, depth + 1 - nodes), value=-1)
-        if now.undrafted.any():
-            self._undrafted(now, tokens, logits, step.first, position, slot)
-        return tokens, out.accepted + 1
-
-    def _step(
-        self, now: Now, logits: Tensor, draft_logits: Tensor | None, starts: Tensor, position: Tensor, slot: Tensor,
-        nodes: int,
-    ) -> SlotStep:  # fmt: skip
-        """What the requests in these slots need."""
-        states = self.states
-        columns = SlotColumns(
-            states.temperature.gpu, states.top_k.gpu, states.top_p.gpu, states.min_p.gpu, states.seeds.gpu,
-            self.slots.rule,
-        )  # fmt: skip
-        gather = layout.slot_step
-        if self.verification.fused(logits):
-            from draftproof.integrations.vllm import launches
-
-            gather = launches.slot_step
-        return gather(
-            columns, slot, starts, position, now.draft_sampled, nodes=nodes,
-            depth=0 if draft_logits is None else draft_logits.shape[1], vocabulary=logits.shape[-1],
-            truncates=bool(now.mix.truncates),
-        )  # fmt: skip
-
-    def _controls(self, mix: Mix, step: SlotStep, processed: bool) -> Controls:
-        """The target's; of rows that vLLM has processed, only which of them are greedy."""
-        if processed:
-            return self._plain(mix, step._replace(temperature=(step.temperature != 0).to(torch.float32)))
-        if not mix.truncates:
-            return self._plain(mix, step)
-        return Controls(
-            step.temperature, step.top_k, step.top_p, step.min_p,
-            truncates=mix.truncates, greedy=mix.greedy, whole=mix.whole,
-        )  # fmt: skip
-
-    def _plain(self, mix: Mix, step: SlotStep) -> Controls:
-        """Temperatures alone, as drafts are drawn."""
-        top_k, top_p, min_p = (column[: len(step.first)] for column in self.off)
-        return Controls(step.temperature, top_k, top_p, min_p, greedy=mix.greedy)
+        top_k, top_p, min_p = (column[: len(slot)] for column in self.off)
+        drawn = Controls(step.temperature, top_k, top_p, min_p, greedy=now.mix.greedy)  # as vLLM draws drafts
+        controls = drawn._replace(temperature=step.target_temperature)
+        if now.mix.truncates and not processed:
+            controls = Controls(
+                step.temperature, step.top_k, step.top_p, step.min_p,
+                truncates=now.mix.truncates, greedy=now.mix.greedy, whole=now.mix.whole,
+            )  # fmt: skip
+        return self.verification(ServedStep(target, draft, step.tokens, controls, drawn, step.rule, noise))
 
     def _undrafted(
         self, now: Now, tokens: Tensor, logits: Tensor, first: Tensor, position: Tensor, slot: Tensor

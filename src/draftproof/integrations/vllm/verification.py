@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from draftproof import kernels
-from draftproof.integrations.vllm.counters import Counters
+from draftproof.integrations.vllm import counters
 from draftproof.integrations.vllm.requests import Mix
-from draftproof.kernels import ChainRule, Controls, Emitted, NoiseKeys, Ragged
+from draftproof.kernels import Controls, Emitted, NoiseKeys, Ragged
 
 if TYPE_CHECKING:
     from draftproof.kernels.chain.workspace import Workspace
+    from draftproof.kernels.lib.recording import Recordings
 
 
 class ServedStep(NamedTuple):
@@ -24,7 +26,7 @@ class ServedStep(NamedTuple):
     tokens: Tensor  # [B, N - 1] int64, -1 behind a draft's end
     controls: Controls
     draft_controls: Controls
-    rule: Tensor  # [B] int32
+    rule: Tensor  # [B] int32, ONEHOT where draft tokens come without laws
     noise: NoiseKeys
 
 
@@ -32,20 +34,40 @@ class Verification:
     """Verifies steps, counts what comes of it, and keeps the kernels' memory for the next step of the same shape."""
 
     def __init__(self, device: torch.device, writes: bool = True, backend: str = "auto") -> None:
-        self.counters = Counters(device, writes)
+        self.counters = counters.Counters(device, writes)
         self.backend = backend  # as in `kernels.verify`
         self._space: Workspace | None = None
+        self._recordings: Recordings | None = None
 
     def __call__(self, step: ServedStep) -> Emitted:
-        """How far each draft goes, and the token after it."""
-        rule = step.rule if step.draft is not None else torch.full_like(step.rule, ChainRule.ONEHOT)
+        """How far each draft goes, and the token after it; counted, but not yet published."""
         out = kernels.verify(
-            step.target, step.draft, step.tokens, step.controls, rule, step.noise,
+            step.target, step.draft, step.tokens, step.controls, step.rule, step.noise,
             draft_controls=step.draft_controls, expected=True, backend=self.backend,
             workspace=self._workspace(step.target),
         )  # fmt: skip
         if out.reach is not None:  # None where nobody has a draft
-            self.counters.add(rule, step.tokens, out.accepted, out.reach, out.fault)
+            fused = self.fused(step.target.rows)
+            self.counters.add(step.rule, step.tokens, out.accepted, out.reach, out.fault, fused)
+        return out
+
+    def again(
+        self,
+        logits: Tensor,
+        key: Hashable,  # all that the call depends on besides its inputs
+        call: Callable[[], tuple[Tensor, ...]],  # which verifies one step
+        inputs: Sequence[Tensor | None],
+    ) -> tuple[Tensor, ...]:
+        """What a call returns; where only kernels do its work, they are launched as they were the last time."""
+        if not self.fused(logits) or counters.warming_up():
+            out = call()
+        else:
+            if self._recordings is None:
+                from draftproof.kernels.lib.recording import Recordings
+
+                self._recordings = Recordings()
+            out = self._recordings(key, call, inputs)
+        self.counters.publish()
         return out
 
     def fused(self, logits: Tensor) -> bool:
@@ -60,7 +82,9 @@ class Verification:
             return None
         shape = (len(target.first), target.nodes, target.rows.shape[-1])
         if self._space is None or self._space.shape != shape:
-            self._space = None  # freed before the next one is made
+            self._space = None  # freed before the next one is made, with the recordings that write to it
+            if self._recordings is not None:
+                self._recordings.clear()
             self._space = kernels.workspace(*shape, target.rows.device)
         return self._space
 

@@ -16,6 +16,7 @@ from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.codes import BLOCK_RULE, ONEHOT_RULE
 from draftproof.kernels.lib.launching import cdiv, next_power_of_2
 from draftproof.kernels.lib.laws import LawPair, SummaryPtrs, acceptance, load_law, probability
+from draftproof.kernels.lib.recording import launch
 from draftproof.kernels.lib.rows import LogitRows, element, load_scores
 from draftproof.kernels.types import Controls, Summary
 
@@ -46,12 +47,14 @@ def stop_law(
     law = torch.empty(batch, drafts + 1, device=target.device)
     with launching.current(target.device):
         if drafts > 1:
-            sum_residuals[(batch * (drafts - 1) * parts,)](
-                pair, rule, sums, drafts, parts, BLOCK_N=block, TILE=TILE, SPAN=SPAN, num_warps=4
-            )
-        combine[(batch,)](
-            pair, rule, sums, law, drafts, parts, BLOCK_N=block, BLOCK_PARTS=next_power_of_2(parts), num_warps=1
-        )
+            launch(
+                sum_residuals, (batch * (drafts - 1) * parts,),
+                pair, rule, sums, drafts, parts, BLOCK_N=block, TILE=TILE, SPAN=SPAN, num_warps=4,
+            )  # fmt: skip
+        launch(
+            combine, (batch,),
+            pair, rule, sums, law, drafts, parts, BLOCK_N=block, BLOCK_PARTS=next_power_of_2(parts), num_warps=1,
+        )  # fmt: skip
     return law
 
 
@@ -67,7 +70,7 @@ def reach(chain: ChainRows, draft: ChainDraft, laws: Summary) -> torch.Tensor:
     )
     reached = torch.empty(batch, drafts, device=tokens.device)
     with launching.current(tokens.device):
-        multiply[(batch,)](pair, draft.rule, reached, drafts, BLOCK_N=next_power_of_2(drafts + 1), num_warps=1)
+        launch(multiply, (batch,), pair, draft.rule, reached, drafts, BLOCK_N=next_power_of_2(drafts + 1), num_warps=1)
     return reached
 
 

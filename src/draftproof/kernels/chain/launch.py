@@ -23,6 +23,7 @@ from draftproof.kernels.chain.workspace import Workspace
 from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.launching import next_power_of_2
 from draftproof.kernels.lib.laws import LawPair, SummaryPtrs
+from draftproof.kernels.lib.recording import launch
 from draftproof.kernels.lib.rows import LogitRows, unspecialised
 from draftproof.kernels.types import CREST, Controls, Emitted, NoiseKeys, Summary
 from draftproof.noise import Lane
@@ -134,7 +135,8 @@ def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
     """The first half: the laws of truncated rows, and statistics of the spans of others."""
     pair, stats, lists, limits, state = arguments
     options, block_best = plan.truncation, next_power_of_2(plan.groups // plan.block)
-    measure[(plan.batch * plan.measured * plan.spans,)](
+    launch(
+        measure, (plan.batch * plan.measured * plan.spans,),
         pair.rows, pair.laws, pair.draft_laws, state.rule_ptr, stats, lists, limits if plan.fuse_truncation else None,
         state.overflow_ptr, plan.nodes, plan.measured, plan.spans,
         SPAN=plan.span, TILE=plan.tiling.tile, LANE=plan.group, BLOCK=plan.block, PER_SPAN=plan.crest_per_span,
@@ -143,7 +145,8 @@ def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
         num_warps=4, maxnreg=options.registers if plan.fuse_truncation else None,
     )  # fmt: skip
     if plan.truncates and not plan.fuse_truncation:
-        truncate[(plan.batch * plan.nodes,)](
+        launch(
+            truncate, (plan.batch * plan.nodes,),
             pair.rows, pair.laws, stats, lists, limits, plan.nodes, plan.spans,
             GROUP=plan.group, BLOCK=plan.block, BLOCK_SPANS=next_power_of_2(plan.spans), BLOCK_BEST=block_best,
             FEW=options.few, SWEEP=options.sweep, SHIFT=plan.unused_bits, GREEDY=plan.greedy, PDL=plan.pdl,
@@ -156,19 +159,22 @@ def _decide_and_emit(plan: LaunchPlan, arguments: Arguments, out: Emitted) -> No
     pair, _, lists, _, state = arguments
     wide = next_power_of_2
     if plan.shortlists:
-        verify_lists[(plan.batch,)](
+        launch(
+            verify_lists, (plan.batch,),
             pair, lists, state, out, plan.nodes, BLOCK_N=wide(plan.nodes), WIDTH=LIST_WIDTH, PDL=plan.pdl,
             num_warps=4, launch_pdl=plan.pdl,
         )  # fmt: skip
         return
     _decide(plan, arguments)
     if plan.sums:
-        sum_residuals[(plan.batch * plan.tiling.parts * plan.tiling.ranks,)](
+        launch(
+            sum_residuals, (plan.batch * plan.tiling.parts * plan.tiling.ranks,),
             pair, lists, state, plan.batch, plan.nodes, plan.tiling.parts, plan.chunks,
             TILE=TILE, CHUNK=CHUNK, DENSE=plan.dense, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
             num_warps=4, maxnreg=128, launch_pdl=plan.pdl,
         )  # fmt: skip
-    emit[(plan.batch,)](
+    launch(
+        emit, (plan.batch,),
         pair, lists, state, out, plan.nodes, plan.chunks, plan.tiling.parts,
         CHUNK=CHUNK, BLOCK_N=wide(plan.nodes), BLOCK_CHUNKS=wide(plan.chunks), BLOCK_PARTS=wide(plan.tiling.parts),
         DENSE=plan.dense, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
@@ -178,7 +184,8 @@ def _decide_and_emit(plan: LaunchPlan, arguments: Arguments, out: Emitted) -> No
 
 def _decide(plan: LaunchPlan, arguments: Arguments) -> None:
     pair, stats, _, _, state = arguments
-    decide[(plan.batch,)](
+    launch(
+        decide, (plan.batch,),
         pair, stats, state, plan.nodes, plan.spans,
         BLOCK_N=next_power_of_2(plan.nodes), BLOCK_SPANS=next_power_of_2(plan.spans), CREST=CREST,
         DENSE=plan.dense, GREEDY=plan.greedy, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
