@@ -24,6 +24,7 @@ SOURCES = (
     "linear.c",
     "attention.c",
     "bytes.h",
+    "tiles.h",
     "lanes.h",
     "threads.h",
 )  # the first includes all

@@ -107,6 +107,16 @@ static void to_bytes(const Linear *layer, const float *x, uint8_t *bytes, float 
     affine[1] = isnan(total) ? NAN : low * shrink; /* neither the bytes nor their bounds show NaN */
 }
 
+/* What WIDTH columns from n on are for one row, from the sums of products of bytes. */
+INLINE void finish(Ints whole, const Linear *layer, long n, const float *affine, float *out) {
+    Ints sums = *(const Ints *)(layer->sums + n);
+    Floats scale = *(const Floats *)(layer->scale + n);
+    Floats y = __builtin_convertvector(whole, Floats) * scale * affine[0];
+    y = y + affine[1] * (__builtin_convertvector(sums, Floats) * scale);
+    if (layer->bias) y += *(const Floats *)(layer->bias + n);
+    *(Floats *)out = y;
+}
+
 /* COUNT rows of bytes times 16 * HALVES columns. PHASES partial sums hide how long an instruction takes. */
 #define TILE(COUNT, PHASES)                                                                                           \
     static void tile##COUNT(const uint8_t *bytes, const float *affine, const int8_t *weights, const Linear *layer,    \
@@ -130,17 +140,21 @@ static void to_bytes(const Linear *layer, const float *x, uint8_t *bytes, float 
             }                                                                                                         \
         for (int r = 0; r < COUNT; r++)                                                                               \
             for (int c = 0; c < ACROSS; c++) {                                                                        \
-                Ints whole = sum[r][0][c], sums = *(const Ints *)(layer->sums + n + WIDTH * c);                       \
+                Ints whole = sum[r][0][c];                                                                            \
                 for (int p = 1; p < PHASES; p++) whole += sum[r][p][c];                                               \
-                if (OFFSET) whole += OFFSET * sums;                                                                   \
-                Floats scale = *(const Floats *)(layer->scale + n + WIDTH * c);                                       \
-                Floats y = __builtin_convertvector(whole, Floats) * scale * affine[2 * r];                            \
-                y = y + affine[2 * r + 1] * (__builtin_convertvector(sums, Floats) * scale);                          \
-                if (layer->bias) y += *(const Floats *)(layer->bias + n + WIDTH * c);                                 \
-                *(Floats *)(out + r * stride + WIDTH * c) = y;                                                        \
+                if (OFFSET) whole += OFFSET * *(const Ints *)(layer->sums + n + WIDTH * c);                           \
+                finish(whole, layer, n + WIDTH * c, affine + 2 * r, out + r * stride + WIDTH * c);                    \
             }                                                                                                         \
     }
 TILE(1, 2) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1) TILE(7, 1) TILE(8, 1)
+
+/* Rows of the next tile if `most` fit into one: tiles of equal height, because those of few rows are slow. */
+static inline long tile_rows(long rows, long most) {
+    long tiles = (rows + most - 1) / most;
+    return (rows + tiles - 1) / tiles;
+}
+
+#include "tiles.h"
 
 typedef void Tile(const uint8_t *, const float *, const int8_t *, const Linear *, long, long, Ahead, float *);
 static Tile *const TILES[] = {tile1, tile2, tile3, tile4, tile5, tile6, tile7, tile8};
@@ -191,20 +205,18 @@ static void prepare(const Linear *layer, const float *x, long r, long rows, char
     for (long i = 0; i < width; i++) out[i] = layer->gain ? x[i] * shrink * layer->gain[i] : x[i] * shrink;
 }
 
-/* Rows of the next tile if `most` fit into one: tiles of equal height, because those of few rows are slow. */
-static inline long tile_rows(long rows, long most) {
-    long tiles = (rows + most - 1) / most;
-    return (rows + tiles - 1) / tiles;
-}
-
-/* Group g of the columns of out [rows, outputs] = prepared rows @ weights + bias. */
-static void multiply_group(const Linear *layer, const char *scratch, long rows, long g, float *out) {
+/* Group g of the columns of out [rows, outputs] = prepared rows @ weights + bias; `tiled` by AMX. */
+static void multiply_group(const Linear *layer, const char *scratch, long rows, int tiled, long g, float *out) {
     long depth = depth_of(layer), outputs = layer->outputs, n = GROUP * g;
     long rest = outputs - n < GROUP ? outputs - n : GROUP;
-    float some[8 * GROUP];
     if (layer->scale) {
         const float *affine = (const float *)(scratch + rows * depth);
         const int8_t *weights = (const int8_t *)layer->weights + n * depth;
+        if (tiled) {
+            multiply_tiles((const uint8_t *)scratch, affine, weights, layer, n, rows, rest, outputs, out + n);
+            return;
+        }
+        float some[8 * GROUP];
         long tiles = (rows + TALL - 1) / TALL, t = 0;
         for (long r = 0, count; r < rows; r += count, t++) {
             count = tile_rows(rows - r, TALL);
@@ -219,6 +231,7 @@ static void multiply_group(const Linear *layer, const char *scratch, long rows, 
         return;
     }
 #if WIDTH == 16
+    float some[6 * GROUP];
     long width = layer->width;
     const float *bias = layer->bias ? layer->bias + n : layer->bias;
     const float *weights = (const float *)layer->weights + n * width;
@@ -237,13 +250,16 @@ static void multiply_group(const Linear *layer, const char *scratch, long rows, 
 /* All groups. Called by all threads together. */
 static void multiply(const Linear *layer, const char *scratch, long rows, float *out) {
     long groups = (layer->outputs + GROUP - 1) / GROUP;
+    int tiled = fits_tiles(layer, rows);
+    if (tiled) open_tiles(rows);
     if (rows <= 32) {
 #pragma omp for schedule(static)
-        for (long g = 0; g < groups; g++) multiply_group(layer, scratch, rows, g, out);
+        for (long g = 0; g < groups; g++) multiply_group(layer, scratch, rows, tiled, g, out);
     } else { /* so long that a thread may be interrupted, and others can go on */
-#pragma omp for schedule(dynamic)
-        for (long g = 0; g < groups; g++) multiply_group(layer, scratch, rows, g, out);
+#pragma omp for schedule(guided)
+        for (long g = 0; g < groups; g++) multiply_group(layer, scratch, rows, tiled, g, out);
     }
+    if (tiled) close_tiles();
 }
 
 /* out [rows, outputs] of x [rows, width]. */
@@ -263,6 +279,6 @@ static void linear_where(const Linear *layer, const float *x, const unsigned cha
     for (long g = 0; g < (layer->outputs + GROUP - 1) / GROUP; g++) {
         int some = 0;
         for (long i = GROUP * g; i < GROUP * (g + 1) && i < layer->outputs; i++) some |= mask[i];
-        if (some) multiply_group(layer, scratch, 1, g, out);
+        if (some) multiply_group(layer, scratch, 1, 0, g, out);
     }
 }
