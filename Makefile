@@ -52,7 +52,7 @@ vllm-test: .venv-vllm/installed  ## the plug-in inside vLLM on the CPU, in an en
 clean:  ## remove the virtual environment, caches and what was built
 	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache build
 
-# torch first: its CPU build is enough here, and other packages would otherwise pull the GPU one.
+# torch first, so that no other package chooses its build.
 .venv/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing (once; a few minutes)"

@@ -1,4 +1,4 @@
-"""Engines under audit: ours with each rule and drafter; transformers' plain, assisted and lookup generation.
+"""Engines under audit: ours with six rules and five drafters; transformers' plain, assisted and lookup generation.
 
 `python -m benchmarks.audit --tokens 200000` collects transcripts from SmolLM2, audits them and writes
 benchmarks/results/audit.json, one row for each engine and setting. It runs on a GPU if there is one; on a CPU ask for a

@@ -23,6 +23,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,8 +80,11 @@ def server(asked: Any, seeds: torch.Tensor, size: int, backend: str) -> Any:
     return made
 
 
-def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> Callable[[], Any]:
-    """The plug-in's call for a batch whose requests sit in slots of their own, in another order."""
+def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str, *before: bench.KernelCase) -> Any:
+    """The plug-in's call for a batch whose requests sit in slots of their own, in another order.
+
+    before   batches of the same shape that it has verified already
+    """
     runner = importlib.import_module("draftproof.integrations.vllm.runner_v2")
     batch, nodes, size = data.target.shape
     device, asked = data.target.device, request(bench.MODES[mode], rule)
@@ -88,15 +92,18 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> 
     index = np.arange(batch - 1, -1, -1, dtype=np.int32)
     slot = torch.from_numpy(index).to(device)
     counts = np.arange(0, batch * nodes + 1, nodes, dtype=np.int32)
-    sampled = torch.nn.functional.pad(data.tokens, (1, 0)).reshape(-1).to(torch.int32)
-    named = {
-        "logits": data.target.reshape(batch * nodes, size), "draft_logits": data.draft.flip(0).contiguous(),
-        "draft_sampled": sampled, "pos": torch.zeros(batch * nodes, dtype=torch.int64, device=device),
+    same = {
+        "pos": torch.zeros(batch * nodes, dtype=torch.int64, device=device),
         "cu_num_logits": torch.from_numpy(counts).to(device), "idx_mapping": slot, "idx_mapping_np": index,
         "expanded_idx_mapping": slot.repeat_interleave(nodes),
         "expanded_local_pos": torch.arange(nodes, dtype=torch.int32, device=device).repeat(batch),
-        "seq_lens_upper_bound_np": counts[1:], "verify_draft_sampled": sampled,
+        "seq_lens_upper_bound_np": counts[1:],
     }  # fmt: skip
+
+    def named(data: bench.KernelCase) -> dict[str, Any]:
+        sampled = torch.nn.functional.pad(data.tokens, (1, 0)).reshape(-1).to(torch.int32)
+        rows = {"logits": data.target.reshape(batch * nodes, size), "draft_logits": data.draft.flip(0).contiguous()}
+        return {**same, **rows, "draft_sampled": sampled, "verify_draft_sampled": sampled}
 
     def theirs(
         self: Any, logits: Any, draft_logits: Any, draft_sampled: Any, pos: Any, cu_num_logits: Any, idx_mapping: Any,
@@ -109,12 +116,14 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str) -> 
     step = SimpleNamespace(cu_num_logits_np=counts, idx_mapping_np=index)
     this = SimpleNamespace(num_speculative_steps=nodes - 1)
 
-    def call() -> Any:
+    def call(arguments: dict[str, Any]) -> Any:
         serving.begin(step)
-        _, tokens, count = verify(this, **named)
+        _, tokens, count = verify(this, **arguments)
         return tokens, count
 
-    return call
+    for one in before:
+        call(named(one))
+    return partial(call, named(data))
 
 
 def measure(shapes: Iterable[tuple[int, int, str]]) -> Iterator[dict[str, Any]]:
@@ -171,8 +180,8 @@ def check() -> Iterator[dict[str, Any]]:
             data = bench.case(batch, size, bench.MODES[mode], "cuda" if torch.cuda.is_available() else "cpu")
             plain = bench.case(batch, size, bench.MODES["temp"], data.target.device.type).controls
             for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
-                step = plugin(data, mode, rule, "triton")
-                tokens, count = [step() for _ in range(3)][-1]  # the third time the launches are made again
+                others = [bench.case(batch, size, bench.MODES[mode], data.target.device.type, seed=n) for n in (8, 9)]
+                tokens, count = plugin(data, mode, rule, "triton", *others)()  # the third time launches are made again
                 noise = data.noise._replace(request=data.noise.request * 0)
                 rules = torch.full((batch,), rule, dtype=torch.int32, device=tokens.device)
                 out = reference.Emitted(tokens, count - 1, count * 0, None)

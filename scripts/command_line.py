@@ -36,8 +36,10 @@ def _row(parameter: Any) -> str:
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.name.upper()]
     shown = parameter.show_default if is_option else None
     typed = names[0] if parameter.default is True else parameter.default
-    default = shown if isinstance(shown, str) else _default(typed)
+    default = "required" if parameter.required else shown if isinstance(shown, str) else _default(typed)
     meaning = parameter.help or ""
+    if parameter.envvar:
+        meaning = f"{meaning.removesuffix('.')} (or the variable {parameter.envvar})."
     if parameter.metavar and "|" in parameter.metavar:
         meaning = f"{meaning.removesuffix('.')} ({', '.join(parameter.metavar.split('|'))})."
     cells = (", ".join(f"`{name}`" for name in names), default, meaning)

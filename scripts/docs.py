@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import drafters, vllm_device, vllm_engine
 from benchmarks.device import table as device_table
+from benchmarks.load import peers
 from draftproof.couple import COUPLINGS
 from draftproof.draws import DRAWS
 from draftproof.lossy import LOSSY
@@ -46,7 +47,10 @@ WIDTH = 120
 FOLDERS = ("src/draftproof", "tests", "benchmarks", "scripts")
 FIGURES = (figure, figure_limits)  # of numbers that the library computes
 PICTURES = (picture_text, picture_speed)  # of recorded rows
-FILES = "# Files\n\nEvery file with code in it and what it is about, from the first line of its docstring.\n\n"
+FILES = (
+    "# Files\n\nEvery Python file with code in it and what it is about, from the first line of its docstring. C is in "
+    "`src/draftproof/native`,\nthe JavaScript of the server's page in `src/draftproof/server/page`.\n\n"
+)
 PAGES = (
     "how-it-works python command-line chat server models gpu troubleshooting sampling drafters algorithms metrics "
     "exactness audit engines limits acceptance performance kernels vllm architecture files"
@@ -124,6 +128,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / engines.PAGE, engines.page(root)
     in_vllm = {"measured": vllm_engine.table(root), "device": vllm_device.table(root)}
     yield docs / "vllm.md", filled(docs / "vllm.md", in_vllm)
+    yield docs / "server.md", filled(docs / "server.md", {"vllm": peers.table(root)})
     yield docs / "metrics.md", filled(docs / "metrics.md", {"metrics": metrics()})
     yield docs / "files.md", FILES + tree(root)
     yield (
@@ -175,7 +180,7 @@ def algorithms() -> str:
         "## Verifiers\n",
         "Exact: the text follows the target's law, whatever the drafter. The name is the value of `--verify`. *Draws* "
         "are the [ways of drawing](#draws) for which the rule is exact. That it *never accepts less than* another rule "
-        "is tested.\n",
+        "is tested. p is the target's law, q the drafter's, K the number of candidates for one token.\n",
     ]
     for shape, title in SHAPES.items():
         group = [v for v in VERIFIERS.values() if v.trees == shape]
@@ -190,15 +195,17 @@ def algorithms() -> str:
         "How the children of a node are drawn from the drafter's law q; see [draws.py](../src/draftproof/draws.py).\n",
         _table(("name", "children are drawn"), ((f"`{d.name}`", d.summary) for d in DRAWS.values())),
         "## Couplings\n",
-        "Exact, and the text is a function of target and seed alone. Drafter and target share their noise, so drafter, "
+        "Exact, and the text is a function of target and seed alone. They are values of `--verify` too, with any tree. "
+        "Drafter and target share their noise, so drafter, "
         "draft length and tree change how many target calls a text takes, but not the text.\n",
         _table(
             ("name", "paper", "rule"),
             ((_source("couple", c.name), _paper(c.paper), c.summary) for c in COUPLINGS.values()),
         ),
         "## Lossy rules\n",
-        "Not exact, and kept apart: no verifier uses a lossy rule, no lossy rule uses a verifier, and each reports the "
-        "total variation it costs at every token.\n",
+        "Not exact, and kept apart: values of `--lossy`, with settings after a colon, such as `lenience:0.8`, for "
+        "chains only. H is the entropy. No verifier uses a lossy rule, no lossy rule uses a verifier, and each reports "
+        "the total variation it costs at every token.\n",
         _table(
             ("name", "origin", "settings", "rule"),
             (

@@ -69,11 +69,13 @@ def table(root: Path) -> str:
         lines.append(tuple(cells))
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     versions = dict.fromkeys(f"{row['engine']} {row['version']}" for row in rows(root))
-    places = dict.fromkeys(
-        f"- commit {row['commit']}, {row['date']}, {row['machine']['cpu']}, {row['machine']['cores']} cores\n"
-        for row in rows(root)
-    )
+    places = dict.fromkeys(f"- commit {row['commit']}, {row['date']}, {_machine(row)}\n" for row in rows(root))
     return f"{text}\nVersions: {'; '.join(versions)}.\n\n{''.join(places)}"
+
+
+def _machine(row: Row) -> str:
+    machine = row["machine"]
+    return str(machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores")
 
 
 def page(root: Path) -> str:

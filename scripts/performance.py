@@ -28,6 +28,11 @@ round, so a slow moment of the machine slows both sides. No text ends early: all
 - *tokens/call* is per text and target call. *Time* is the share of each phase; *other* is what lies between them. On a
   GPU the phases are measured by its own clock, *prompt* is prefill, and *overhead* is what the host adds.
 - *Memory* is what is needed beside the weights, KV cache included.
+- *p20 to p80*: the 20th and 80th percentile of the rounds. A `+` after a commit: with local changes.
+- *smollm2 as 8b* (`--inflate 8b`): SmolLM2 in the shape of an 8B model. The added heads and layers are computed and
+  change nothing, so the text and the acceptance are the small model's, and the cost is the large one's. `--blur` is the
+  share of noise in the weights of a drafter that is the small model itself: it sets how often drafts are accepted. Such
+  rows show the speed at a given acceptance, not how often a real 8B model accepts.
 """
 
 
@@ -56,9 +61,10 @@ def headline(root: Path) -> str:
         f"- **Fast, measured beside others in the same run.** SmolLM2-135M in 8-bit integers on two CPU cores: "
         f"{demo['tokens_per_s']:.0f} tokens a second with `draftproof bench demo`, which is "
         f"{times['draftproof plain']} our own plain sampling and {times['transformers float32']} transformers' "
-        f"`generate` in float32. A model of the shape of an 8B on one {gpu}: {speed[large['name']]} tokens a second; "
-        f"transformers' assisted generation has {speed['transformers assisted']}, its compiled sampling with a static "
-        f"cache {speed['transformers static']}. [Performance](docs/performance.md) has the tables and the commands."
+        f"`generate` in float32. SmolLM2 padded to the cost of an 8B model, with a noisy SmolLM2 as its drafter, on "
+        f"one {gpu}: {speed[large['name']]} tokens a second; transformers' assisted generation has "
+        f"{speed['transformers assisted']}, its compiled sampling with a static cache {speed['transformers static']}. "
+        f"[Performance](docs/performance.md) has the tables and the commands."
     )
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n  "  # the marker after it
 

@@ -44,6 +44,16 @@ def test_copied_kernels_need_nothing_else_of_vllm(copied: Path) -> None:
     assert files.count(str(copied)) == files.count(".py") > 10
 
 
+def test_the_plug_in_verifies_by_the_laws_with_launches_that_are_made_again(copied: Path) -> None:
+    path = os.pathsep.join([str(copied), str(ROOT / "src")])
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.vllm_device", "--check"], cwd=ROOT, capture_output=True,
+        env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count('"wrong": 0') == 8
+
+
 @pytest.mark.parametrize("mode", ["block", "block, draftproof"])
 def test_texts_of_the_audit_on_a_gpu_are_collected(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -1,8 +1,9 @@
 """Which engines are audited, in which modes, and what a collector is asked for.
 
 A collector is a small script that runs in the engine's own environment: it reads a job from one file and writes
-transcripts to another. It needs nothing of draftproof. A job has the model's and the draft's paths, the prompts as
-token ids, how many samples of each, the longest text, the end tokens, the sampling settings, the mode and a seed.
+transcripts to another. Those of other engines need nothing of draftproof. A job has the model's and the draft's paths,
+the prompts as token ids, how many samples of each, the longest text, the end tokens, the sampling settings, the mode
+and a seed.
 """
 
 from __future__ import annotations

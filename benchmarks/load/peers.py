@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -100,6 +101,27 @@ def ratios(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
         name: round(median(getattr(our, name) / getattr(their, name) for our, their in pairs), 3)
         for name in Turn._fields
     }
+
+
+def table(root: Path) -> str:
+    """Both recorded runs beside vLLM, for docs/server.md."""
+    recorded = json.loads((root / "benchmarks/results/server.json").read_text(encoding="utf-8"))
+    runs = [recorded[f"beside vLLM in {dtype}"] for dtype in OURS]
+    heads = [f"{what}vLLM in {dtype}" for dtype in OURS for what in ("tokens/s, ", "times vLLM's, ", "first token, ")]
+    lines = [["server", *heads], ["---", *["---:"] * len(heads)]]
+    ours = [f"draftproof {dtype}{how}" for dtype in OURS.values() for how in ("", " plain")]
+    for name in ("vllm", *ours):
+        cells = [name if name in ours else f"vLLM {runs[0]['vllm']}"]
+        for dtype, run in zip(OURS, runs, strict=True):
+            key = name if name in ours else f"vllm {dtype}"
+            ratio = f"{run['ratios'][key]['tokens_per_s']:.2f}" if key in run["ratios"] else "1"
+            cells += [f"{run['tokens_per_s'][key]:.0f}", ratio, f"{run['first_token_s'][key]:.2f} s"]
+        lines.append(cells)
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    last = runs[-1]
+    where = f"{last['machine']['cpu']}, {last['machine']['cores']} cores; commit {last['commit']}, {last['date']}"
+    asked = f"{last['clients']} clients, {ASKED} requests of {last['tokens']} tokens each, temperature 1"
+    return f"{text}\n{asked}; {last['threads']} threads for each server; medians of {last['rounds']} rounds; {where}.\n"
 
 
 # One turn

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import gc
+import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,7 +16,7 @@ from torch import Tensor
 
 from draftproof import kernels
 from draftproof.kernels import ChainRule, Controls, Emitted, NoiseKeys, Ragged
-from draftproof.kernels.lib.recording import Recordings, record
+from draftproof.kernels.lib.recording import Recordings, launch, record
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -109,9 +114,10 @@ def test_what_launches_alone_would_not_do_is_called_every_time() -> None:
         return record(call, inputs)[1] is None
 
     assert not refused(lambda: outputs_of(verify(given)), given)
-    # it computes: an input, an output
+    # it computes: an input, an output, anything
     assert refused(lambda: outputs_of(verify([*given[:5], seed + 1])), given)
     assert refused(lambda: (verify(given).tokens + 1,), given)
+    assert refused(lambda: (torch.ones(2).neg(), outputs_of(verify(given)))[1], given)
     # it returns what no kernel wrote, or a part of something larger
     assert refused(lambda: (verify(given).tokens, torch.empty(3)), given)
     assert refused(lambda: (verify(given).tokens[:1],), given)
@@ -119,6 +125,86 @@ def test_what_launches_alone_would_not_do_is_called_every_time() -> None:
     assert refused(lambda: outputs_of(verify([*given[:5], both[1]])), [*given[:5], both])
     assert refused(lambda: outputs_of(verify(given)), [*given, tokens])
     assert refused(lambda: outputs_of(verify(given)), [])
+
+
+def test_copies_that_pass_for_views_in_inference_mode_are_noticed() -> None:
+    verify, given = verifying(ChainRule.BLOCK, controls(), "triton"), tensors_of(0)
+    spread = torch.randn(DRAFTED // 2, 4, SIZE)[:, :2]  # reshaping it copies
+    with torch.inference_mode():
+        assert (
+            record(lambda: outputs_of(verify([given[0], spread.reshape(DRAFTED, SIZE), *given[2:]])), given)[1] is None
+        )
+        assert record(lambda: outputs_of(verify([given[0], given[1].reshape(DRAFTED, SIZE), *given[2:]])), given)[1]
+
+
+def test_inputs_and_outputs_are_not_kept() -> None:
+    """Rows of logits are hundreds of megabytes, and there are others in the next step."""
+    verify, given = verifying(ChainRule.BLOCK, controls(), "triton"), tensors_of(0)
+    outputs, recording = record(partial(lambda given: outputs_of(verify(given)), given), given)
+    alive = [weakref.ref(each.untyped_storage()) for each in (*given[:3], *outputs)]
+    assert recording is not None
+    assert all(each() is not None for each in alive)
+    del given, outputs
+    gc.collect()
+    assert not any(each() is not None for each in alive)
+    again = tensors_of(1)
+    assert torch.equal(recording(again)[0], verifying(ChainRule.BLOCK, controls(), "torch")(again).tokens)
+
+
+class Compiled:
+    """A compiled kernel, and how it was launched by position."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments: self.calls.append((grid, *arguments))
+
+
+class Kernel:
+    """A kernel as Triton's compiler makes it, without the device."""
+
+    arg_names = ("pair", "out", "count", "BLOCK", "FLAG")
+
+    def __init__(self) -> None:
+        self.compiled = Compiled()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Compiled]:
+        return lambda *_, **__: self.compiled
+
+
+class Pair(NamedTuple):
+    x: Any
+    scratch: Any
+    absent: Any
+    size: Any
+
+
+def test_a_compiled_kernel_gets_new_inputs_old_addresses_and_constants_by_position() -> None:
+    kernel, x, scratch = Kernel(), torch.zeros(4), torch.zeros(8)
+
+    def call() -> tuple[Tensor, ...]:
+        out = torch.empty(4)
+        launch(kernel, (3,), Pair(x, scratch, None, 8), out, 7, FLAG=True, BLOCK=16, num_warps=4)
+        return (out,)
+
+    _, recording = record(call, [x])
+    assert recording is not None
+    other = torch.ones(4)
+    (out,) = recording([other])
+    ((grid, pair, written, *rest),) = kernel.compiled.calls
+    assert (grid, rest) == ((3, 1, 1), [7, 16, True])
+    assert pair[0] is other
+    assert pair[1:] == (scratch.data_ptr(), None, 8)
+    assert written is out
+
+
+def test_no_kernel_of_a_chain_is_launched_past_a_recording() -> None:
+    folder = Path(kernels.__file__).parent
+    for file in [*(folder / "chain").glob("*.py"), folder / "slots.py"]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            direct = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+            assert not (direct and isinstance(node.func.slice, ast.Tuple)), f"{file.name}: {ast.unparse(node.func)}"
 
 
 def test_what_is_refused_still_runs() -> None:

@@ -53,9 +53,9 @@ class KernelCase(NamedTuple):
     kept: Summary
 
 
-def case(batch: int, size: int, sampling: Sampling, device: str) -> KernelCase:
+def case(batch: int, size: int, sampling: Sampling, device: str, seed: int = SEED) -> KernelCase:
     """Logits like a language model's in spread, with a drafter whose laws overlap the target's by about 0.7."""
-    generator = torch.Generator(device=device).manual_seed(SEED)
+    generator = torch.Generator(device=device).manual_seed(seed)
     target = torch.randn(batch, DRAFTS + 1, size, device=device, generator=generator) * 4
     draft = target[:, :-1] + torch.randn(batch, DRAFTS, size, device=device, generator=generator) * 0.7
     target, draft = target.to(torch.bfloat16), draft.to(torch.bfloat16)

@@ -29,7 +29,9 @@ TemperaturesOption = Annotated[list[str], typer.Option(help="One or several, suc
 Verify = Annotated[
     str, typer.Option(help="Rules of `draftproof list`, such as token,block; auto is block, or what the tree needs.")
 ]
-TreeOption = Annotated[str, typer.Option("--tree", help="Draft tree: chain:5, star:4, best:20x5 or auto.")]
+TreeOption = Annotated[
+    str, typer.Option("--tree", help="Draft tree: chain:5, star:4, paths:4x5, of:3x2x1, best:20x5 or auto.")
+]
 Tokens = Annotated[int, typer.Option("--tokens", "-n", help="Length of each text.")]
 Repeat = Annotated[int, typer.Option(help="Number of rounds, each with different prompts.")]
 Seed = Annotated[int, typer.Option(help="Seed of the first round; later rounds count up from it.")]

@@ -68,9 +68,9 @@ Draft = Annotated[
     str, typer.Option(help="auto, head, ngram, cache, a model, text:MODEL, none, or several with commas.")
 ]
 Verify = Annotated[str, typer.Option(help="A rule of `draftproof list`; auto is block, or what the tree needs.")]
-TreeShape = Annotated[str, typer.Option(help="Draft tree: chain:5, star:4, best:20x5 or auto.")]
+TreeShape = Annotated[str, typer.Option(help="Draft tree: chain:5, star:4, paths:4x5, of:3x2x1, best:20x5 or auto.")]
 DraftLength = Annotated[str, typer.Option(help="Number of draft tokens, short for --tree chain:N; or auto.")]
-DraftTemperature = Annotated[float | None, typer.Option(help="Of the draft; the target's by default.")]
+DraftTemperature = Annotated[float | None, typer.Option(help="Of the draft; by default the target's, or tuned.")]
 DraftTopK = Annotated[int | None, typer.Option(help="Of the draft; the target's by default.")]
 Reproducible = Annotated[
     bool, typer.Option("--reproducible", help="Same target and seed, same text, whatever the draft.")

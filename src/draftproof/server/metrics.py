@@ -162,7 +162,7 @@ class Metrics:
         )
         for reason in (*REASONS, OTHER):
             self._off.labels(reason)
-        self._faults = counter("faults", "Faults of the server.", labels=["kind"])
+        self._faults = counter("faults", "Internal errors of the server, by class of the error.", labels=["kind"])
 
     # What the server tells
 

@@ -58,8 +58,12 @@ class Verification:
         call: Callable[[], tuple[Tensor, ...]],  # which verifies one step
         inputs: Sequence[Tensor | None],
     ) -> tuple[Tensor, ...]:
-        """What a call returns; where only kernels do its work, they are launched as they were the last time."""
-        if not self.fused(logits) or counters.warming_up():
+        """What a call returns; where only kernels do its work, they are launched as they were the last time.
+
+        Not inside a CUDA graph, which would outlive the recordings and their memory.
+        """
+        captures = logits.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not self.fused(logits) or captures or counters.warming_up():
             out = call()
         else:
             if self._recordings is None:

@@ -235,7 +235,7 @@ def _stats(plan: LaunchPlan, stats: SpanStats, rows: ChainRows) -> SpanStats:
     if not plan.uses_crest:
         stats = stats._replace(height_ptr=None)
     if not plan.truncates:
-        return stats._replace(group_ptr=None, share_ptr=None)
+        return stats._replace(group_ptr=None, block_ptr=None, share_ptr=None)
     if plan.shortlists:  # a row's top-k makes a normaliser of its own
         stats = stats._replace(norm_ptr=None)
     if not edits_scores(rows.controls):  # scores are logits, and stored in their type
@@ -248,7 +248,9 @@ def _stats(plan: LaunchPlan, stats: SpanStats, rows: ChainRows) -> SpanStats:
 
 def _lists(plan: LaunchPlan, lists: CandidateLists) -> CandidateLists:
     """The lists that the plan makes use of."""
-    return lists._replace(limit=plan.groups) if plan.truncates else lists._replace(count_ptr=None)
+    if plan.truncates:
+        return lists._replace(limit=plan.groups)
+    return lists._replace(groups_ptr=None, ids_ptr=None, scores_ptr=None, count_ptr=None)
 
 
 def _has_crest(draft: ChainDraft | None) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from draftproof.kernels.lib import launching
 Inputs = Sequence[Tensor | None]
 Outputs = tuple[Tensor, ...]
 
-MOST = 64  # recordings of one object; each holds some small tensors
+MOST = 16  # recordings of one object; each holds the memory that its call allocated
 MEMORY = ("empty", "empty_like", "empty_strided", "new_empty")  # what a call may do besides launches and views
 
 
@@ -60,9 +61,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of PyTor
         self._paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._paused:
-            self.computes |= not func.is_view and func.overloadpacket.__name__ not in MEMORY
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if not self._paused and func.overloadpacket.__name__ not in MEMORY:
+            self.computes |= not (func.is_view and _shares_memory(out, args[0]))
+        return out
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -71,6 +73,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of PyTor
             yield
         finally:
             self._paused = False
+
+
+def _shares_memory(out: Any, tensor: Tensor) -> bool:
+    """Whether tensors are views of this one; in inference mode `reshape` and the like call themselves views always."""
+    each = (out,) if isinstance(out, Tensor) else out
+    return all(one.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for one in each)
 
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("of the call that is being recorded", default=None)
@@ -89,8 +97,9 @@ class Recordings:
         if (recording := self._known.get(full)) is not None:
             return recording(inputs)
         if full in self._known or full not in self._once:
-            self._once.add(full)
-            return call()
+            out = call()
+            self._once.add(full)  # after the call, which may clear
+            return out
         if len(self._known) == MOST:
             self.clear()
         out, self._known[full] = record(call, inputs)
@@ -149,7 +158,7 @@ def _run(launch: Launch) -> Callable[..., object]:
     if launch.compiled is not None:
         run: Callable[..., object] = launch.compiled[launch.grid]
         return run
-    return lambda *arguments: launch.kernel[launch.grid](*arguments, **launch.options)
+    return partial(launch.kernel[launch.grid], **launch.options)
 
 
 class Nested(NamedTuple):
@@ -197,6 +206,7 @@ class _Places:
             elif isinstance(each, Tensor):
                 number = self._numbers.get((each.data_ptr(), each.dtype))
                 if number is not None:
+                    parts[place] = None  # a recording must not keep the inputs
                     changes.append((place, number))
                     self._missing.discard(number)
                     continue
