@@ -9,8 +9,10 @@ states finds them in the same slots.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from draftproof.models.llama.call import LayerCall
@@ -20,6 +22,9 @@ from draftproof.models.llama.rotary import Positions, Rotation
 
 if TYPE_CHECKING:
     from draftproof.models.llama.backends.tables import KernelTables
+
+
+ALIGNMENT = 64  # bytes of a cache line
 
 
 class SlotLayer:
@@ -36,7 +41,7 @@ class SlotLayer:
     def allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Zeros for entries like these, [B, heads, T, size]."""
         self.keys, self.values = (
-            states.new_zeros((self.rows, states.shape[1], self.slots, states.shape[3])) for states in (keys, values)
+            _zeros(states, (self.rows, states.shape[1], self.slots, states.shape[3])) for states in (keys, values)
         )
         self.is_initialized = True
 
@@ -55,6 +60,20 @@ class SlotLayer:
         placement.write(self.keys, keys)
         placement.write(self.values, values)
         return placement.read(self.keys, keys), placement.read(self.values, values)
+
+
+def _zeros(states: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Zeros of the same kind as the states.
+
+    On a CPU the system has zeros ready, a page when it is first touched. PyTorch would write them, by all threads: a
+    wait for the slowest in every layer, of milliseconds where other programs use the cores too.
+    """
+    if states.device.type != "cpu" or torch.compiler.is_compiling():
+        return states.new_zeros(shape)
+    size = prod(shape) * states.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[start : start + size]).view(states.dtype).view(shape)
 
 
 class SlotCache:

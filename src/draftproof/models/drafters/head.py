@@ -101,7 +101,8 @@ class HeadModel:
     def angles(self, capacity: int) -> Rotation:
         """Cosine and sine of positions 0 to `capacity`, a row each, to be looked up."""
         places = torch.arange(capacity + 1, device=self.embed.weight.device)[None]
-        table = self.network.rotary.at(places).rotation(self.embed.weight.dtype)
+        rotary, dtype = self.network.rotary, self.embed.weight.dtype
+        table = (rotary.look_up(places).to if places.device.type == "cpu" else rotary.at(places).rotation)(dtype)
         return Rotation(*(part[0, 0] for part in table))
 
 
