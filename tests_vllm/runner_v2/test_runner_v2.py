@@ -70,6 +70,24 @@ def test_raw_and_processed_logits_give_the_same_tokens(served: Any) -> None:
         server.fused = True
 
 
+def test_launches_that_are_made_again_give_the_same_texts(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels, with their launches recorded, beside the same in PyTorch; on raw logits and on processed."""
+    from draftproof.kernels.lib.recording import Recording
+
+    server, again = server_of(served), Recording.__call__
+    asked = {"temperature": 0.9, "max_tokens": 12, "seed": 3}
+    every = [asked, {**asked, "top_k": 12}, {**asked, "temperature": 0.0}]
+    expected = [tiny.write(served, 2, **each) for each in every]
+    made: list[int] = []
+    monkeypatch.setattr(Recording, "__call__", lambda self, inputs: made.append(1) or again(self, inputs))
+    monkeypatch.setattr(server.verification, "backend", "triton")
+    for raw in (True, False):
+        monkeypatch.setattr(server, "fused", raw)
+        before = len(made)
+        assert [tiny.write(served, 2, **each) for each in every] == expected
+        assert len(made) > before
+
+
 def test_a_step_waits_for_the_device_no_more_than_vllm_does(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from draftproof import kernels
     from draftproof.integrations.vllm import layout, runner_v2
