@@ -114,7 +114,7 @@ def compile_all(sampling: Sampling) -> None:
     node = torch.zeros(BATCH, dtype=torch.int64)
     step = launches.slot_step(
         SlotColumns(*controls[:4], noise.seed, rule), node, torch.arange(BATCH + 1), node, node,
-        nodes=NODES, depth=NODES - 1, vocabulary=SIZE, truncates=bool(controls.truncates),
+        nodes=NODES, depth=NODES - 1, vocabulary=SIZE, truncates=bool(controls.truncates), processed=False,
     )  # fmt: skip
     target, draft = (Ragged(logits(n).flatten(0, 1), step.first, n) for n in (NODES, NODES - 1))
     out = kernels.verify(target, draft, step.tokens, controls, rule, noise, expected=True, backend="triton")

@@ -26,5 +26,5 @@ LAYERS = (
     Patch("native/layers.c", "rotate_and_store(&n, call->live.at[r], qkv,", "rotate_and_store(&n, r, qkv,", "beside padding entries go to other tokens' slots"),
     Patch("native/layers.c", "x[live.at[r] * width + i] += added[r * width + i];", "x[r * width + i] += added[r * width + i];", "beside padding a token gets another one's result"),
     Patch("native/linear.c", "some |= mask[i];", "some = mask[i];", "the scores of a group are left out by its last token"),
-    Patch("native/linear.c", "if (layer->bias) y += *(const Floats *)(layer->bias + n + WIDTH * c);", "", "a quantised layer forgets its bias"),
+    Patch("native/linear.c", "if (layer->bias) y += *(const Floats *)(layer->bias + n);", "", "a quantised layer forgets its bias"),
 )  # fmt: skip

@@ -564,11 +564,12 @@ def test_texts_without_a_seed_tell_their_tuner_how_many_they_are():
     """Before a step: what pays for few texts may not for many."""
     target = tiny.model()
     engine = dp.Engine(target, draft=tiny.model("llama", 1), rows=4, length=40)
+    going_on = dp.Sampling(min_new_tokens=30)
     told, shared = [], engine.setup.together
     shared.expect = lambda rows, joining: told.append((rows, joining))
     for _ in range(3):
-        engine.add_request([1, 2, 3], max_new_tokens=4)
-    engine.add_request([1, 2, 3], max_new_tokens=4, seed=1)
+        engine.add_request([1, 2, 3], sampling=going_on, max_new_tokens=30)
+    engine.add_request([1, 2, 3], sampling=going_on, max_new_tokens=30, seed=1)
     engine.step()
     engine.step()
     assert told[:2] == [(3, True), (3, False)]
