@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from array_api_compat import array_namespace
 
+from draftproof.engine.eager.rows import beside
 from draftproof.law import Array
 
 
@@ -67,4 +68,4 @@ class Columns:
         if not self._more or ids is None:
             return q, ids
         order = np.argsort(ids)
-        return q[..., order.tolist()], ids[order]
+        return array_namespace(q).take(q, beside(order, q), axis=-1), ids[order]
