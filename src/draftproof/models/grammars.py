@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -155,6 +155,7 @@ class TextState:
     def __init__(self, frame: Frame, matcher: Any, ahead: tuple[int, ...] = ()) -> None:
         self.frame, self.matcher = frame, matcher
         self._ahead = ahead  # what must follow, in tokens, as far as it was known before
+        self._below: WeakValueDictionary[int, TextState] = WeakValueDictionary()  # a draft's states serve its text
 
     @cached_property
     def allowed(self) -> np.ndarray:
@@ -183,10 +184,15 @@ class TextState:
     def after(self, token: int) -> State | None:
         if token in self.frame.ends:
             return self.frame.ended if self.matcher.is_accepting() else None
+        known = self._below.get(token)
+        if known is not None:
+            return known
         matcher = self.matcher.deep_copy()
-        taken = matcher.try_consume_tokens([token])
-        ahead = self.ahead[1:] if self.ahead[:1] == (token,) else ()
-        return TextState(self.frame, matcher, ahead) if taken or matcher.is_error() else None
+        if not matcher.try_consume_tokens([token]) and not matcher.is_error():
+            return None
+        state = TextState(self.frame, matcher, self.ahead[1:] if self.ahead[:1] == (token,) else ())
+        self._below[token] = state
+        return state
 
 
 def only(allowed: np.ndarray) -> int:

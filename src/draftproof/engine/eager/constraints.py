@@ -101,4 +101,4 @@ def is_open(state: State | None) -> bool:
 def _allowed(state: State | None, ids: np.ndarray | None) -> np.ndarray | None:
     if state is None or not is_open(state):
         return None
-    return state.allowed if ids is None else state.allowed[ids]
+    return state.allowed if ids is None else state.allowed.take(ids)
