@@ -213,7 +213,7 @@ class XGrammar:
 
 
 def masks(cases: Sequence[Case], seed: int) -> dict[str, Any]:
-    """The share of the time of all texts that goes into masks, and into all of the grammar: also states, what is sure."""
+    """The share of the time of all texts that masks take, and all of the grammar: also states, and what is sure."""
     model = load("smollm2", dtype="int8")
     spent: Counter[str] = Counter()
     below: list[float] = []  # of each call that goes on, the seconds of those that it has made
