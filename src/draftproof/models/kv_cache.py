@@ -8,11 +8,12 @@ states finds them in the same slots.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from draftproof.models.llama.call import LayerCall
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from draftproof.models.llama.backends.tables import KernelTables
 
 
-ALIGNMENT = 64  # bytes of a cache line
+# Of memory that no other process shares; on Windows none is
+PRIVATE: dict[str, int] = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 class SlotLayer:
@@ -65,15 +67,15 @@ class SlotLayer:
 def _zeros(states: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Zeros of the same kind as the states.
 
-    On a CPU the system has zeros ready, a page when it is first touched. PyTorch would write them, by all threads: a
-    wait for the slowest in every layer, of milliseconds where other programs use the cores too.
+    On a CPU the system has zeros ready, a small page when it is first touched. PyTorch would write them, by all
+    threads: a wait for the slowest in every layer, of milliseconds where other programs use the cores too. NumPy would
+    ask for large pages, each of which takes a millisecond or more to be made.
     """
-    if states.device.type != "cpu" or torch.compiler.is_compiling():
-        return states.new_zeros(shape)
     size = prod(shape) * states.itemsize
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return torch.from_numpy(memory[start : start + size]).view(states.dtype).view(shape)
+    if states.device.type != "cpu" or torch.compiler.is_compiling() or not size:
+        return states.new_zeros(shape)
+    memory = mmap.mmap(-1, size, **PRIVATE)
+    return torch.frombuffer(memory, dtype=states.dtype).view(shape)
 
 
 class SlotCache:
