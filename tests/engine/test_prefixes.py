@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import draftproof as dp
+from draftproof import Tree
 from draftproof.engine.eager.prefixes import SHORTEST, KeptTexts, Prefix, common_prefix
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.head import HeadModel
@@ -80,6 +81,22 @@ def test_a_long_prompt_is_read_while_others_are_written(draft, monkeypatch):
         alone = dp.generate(target, prompt, draft=guesser, max_new_tokens=length, seed=seed, sampling=PLAIN)
         assert request.output.tokens == alone.tokens
     assert late.trace.seconds["prompt"] >= late.trace.prefill > 0
+
+
+@pytest.mark.parametrize(("length", "is_read"), [(41, True), (40, False)])
+def test_a_drafter_reads_a_long_prompt_in_parts_even_if_nothing_is_drafted_now(length, is_read, monkeypatch):
+    """Else the next step with a draft would have to read all of it."""
+    monkeypatch.setattr("draftproof.engine.eager.stepper.MOST", 40)
+    engine = dp.Engine(tiny.model(), draft=tiny.model("llama", 1), rows=2, length=96)
+    together = engine.setup.together
+    together.tree, together._next = Tree.chain(0), lambda: Tree.chain(0)
+    engine.add_request([65, 66], max_new_tokens=50, sampling=PLAIN)
+    engine.step()
+    arriving = engine.add_request([65 + k % 20 for k in range(length)], max_new_tokens=50, sampling=PLAIN)
+    while not arriving.tokens:
+        engine.step()
+    (stepper,) = engine.scheduler._flights
+    assert bool(stepper.drafters[0].session.length[1] > 0) is is_read
 
 
 def test_a_running_text_serves_a_prompt_that_begins_the_same():

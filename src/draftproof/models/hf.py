@@ -123,7 +123,6 @@ class HFSession:
         self.taps = tuple(taps)
         self.cache = SlotCache(model.layers, rows, capacity)
         self.cache.make_features(len(self.taps) * model.width, model.network)
-        self.cache.used = 0
         self.length = np.zeros(rows, dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
         self.extended = 0  # nodes of the current tree that are in the cache
@@ -216,7 +215,7 @@ class HFSession:
         last = int(slots.max())
         if last > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
-        self.cache.used = max(self.cache.used, last + 1)
+        cache.writes(slots)
         placement = placed(slots, device, padded=self._follows_rules)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:

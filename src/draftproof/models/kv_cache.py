@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from draftproof.models.llama.call import LayerCall
@@ -84,8 +85,7 @@ class SlotCache:
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
         self.rows, self.capacity = rows, capacity
         self.layers = [SlotLayer(rows, capacity + 1) for _ in range(layers)]
-        self.taken: set[int] = set()  # rows that have held a text
-        self.used = capacity + 1  # no slot from this one on was ever written; a session that counts knows less
+        self.used = np.zeros(rows, dtype=np.int64)  # of each row, how many slots are not zero at most: see `writes`
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
 
     def at(self, placement: Placement, tables: KernelTables | None = None) -> CacheView:
@@ -97,7 +97,12 @@ class SlotCache:
         cache = SlotCache(0, 1, self.capacity)
         cache.layers = [layer.alone(row) for layer in self.layers]
         cache.features = None if self.features is None else self.features[row : row + 1]
+        cache.used = self.used[row : row + 1]
         return cache
+
+    def writes(self, slots: np.ndarray) -> None:
+        """Note that slots [B, T] of the first rows are written, so that `take` clears no others."""
+        self.used[: len(slots)] = np.maximum(self.used[: len(slots)], slots.max(axis=1) + 1)
 
     @property
     def is_allocated(self) -> bool:
@@ -140,15 +145,14 @@ class SlotCache:
             buffer[target, :, :length] = buffer[source, :, :length]
 
     def take(self, row: int, length: int = 0) -> None:
-        """A text takes a row, of which it has written the first slots; what another text left in the others goes."""
-        if row in self.taken:
-            self.clear(row, length)
-        self.taken.add(row)
+        """A text takes a row, of which it has written the first slots; what another text left in the others goes.
 
-    def clear(self, row: int, length: int = 0) -> None:
-        """Zeros after the first slots of a row: a mask hides what another text left there, but not if it is NaN."""
-        for buffer in self.buffers:
-            buffer[row, :, length : self.used].zero_()  # assigning a number might make the device wait
+        A mask hides what is left there, but not if it is NaN.
+        """
+        if self.used[row] > length:
+            for buffer in self.buffers:
+                buffer[row, :, length : int(self.used[row])].zero_()  # assigning a number might make the device wait
+        self.used[row] = length
 
     def clear_rows(self, rows: torch.Tensor) -> None:
         """Zeros in whole rows [n], one launch for each buffer: texts leave a batch many at a time."""

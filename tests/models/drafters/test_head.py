@@ -44,6 +44,13 @@ def pair(model, rows, capacity):
     return target, drafter.session
 
 
+def assert_counted(session):
+    """All that was written is in slots that are cleared when another text takes the row."""
+    for buffer in session.cache.buffers:
+        for row, used in zip(buffer, session.cache.used, strict=True):
+            assert not row[:, used:].any()
+
+
 class Stored:
     """Keys and values, one after the other."""
 
@@ -79,6 +86,7 @@ def alone(model, text, path=()):
 def assert_laws(model, session, texts, tree, tokens):
     """Drafts a tree level by level as the engine does, and compares every node."""
     levels = [session.extend(tree, tokens, level) for level in tree.levels]
+    assert_counted(session)
     for row, text in enumerate(texts):
         for node, logits in enumerate(torch.cat(levels, dim=1)[row]):
             expected = alone(model, text, [int(tokens[row, n]) for n in tree.path(node)])
@@ -411,6 +419,7 @@ def test_a_chain_guessed_in_one_go_is_the_chain_guessed_level_by_level(precision
             for one in (target, *(each.session for each in drafters)):
                 one.commit(said.tree, said.tokens, [min(node, said.tree.size - 1)], [70 + step])
             last = [70 + step]
+        assert_counted(drafters[0].session)
     for here, there in zip(made[:4], made[4:], strict=True):
         assert here[:2] == there[:2]
         np.testing.assert_allclose(here[2], there[2], atol=1e-6)
@@ -455,6 +464,7 @@ def drafted(model, seed, follows):
         for one in (target, drafter.session):
             one.commit(said.tree, said.tokens, [last], [emitted])
         text += [*accepted, emitted]
+    assert_counted(drafter.session)
     return made
 
 
