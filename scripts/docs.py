@@ -36,6 +36,7 @@ from scripts import (
     engines,
     figure,
     figure_limits,
+    grammar,
     mutants,
     performance,
     picture_speed,
@@ -129,6 +130,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     in_vllm = {"measured": vllm_engine.table(root), "device": vllm_device.table(root)}
     yield docs / "vllm.md", filled(docs / "vllm.md", in_vllm)
     yield docs / "server.md", filled(docs / "server.md", {"vllm": peers.table(root)})
+    yield docs / "sampling.md", filled(docs / "sampling.md", {"measured": grammar.measured(root)})
     yield docs / "metrics.md", filled(docs / "metrics.md", {"metrics": metrics()})
     yield docs / "files.md", FILES + tree(root)
     yield (
