@@ -56,7 +56,7 @@ int main(void) {
                 linear(&layer, x, rows, scratch, y);
                 say("linear", width, y, rows * layer.outputs * 4);
             }
-        law(x, width, 0.8f, out);
+        law(x, 0, width, 0.8f, out);
         say("law", width, out, width * 4);
     }
     for (long size = 20; size < 130; size = size == 20 ? 32 : 2 * size) {
