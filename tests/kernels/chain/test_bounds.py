@@ -19,7 +19,7 @@ from draftproof.kernels.lib.laws import RowLaw, SummaryPtrs
 from draftproof.sampling import Sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 @triton.jit

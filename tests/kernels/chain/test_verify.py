@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from draftproof.kernels.chain.workspace import Workspace
 
 # The interpreter computes with NumPy, which warns of the infinities and NaNs that a device computes with in silence.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RULES = list(ChainRule)

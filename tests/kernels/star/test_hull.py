@@ -11,7 +11,7 @@ import torch
 from draftproof.verify import optimal
 from draftproof.verify.optimal_binned import BINS, WIDTH
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNIT = 2.0**60

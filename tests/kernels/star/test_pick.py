@@ -17,7 +17,7 @@ from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Context, Sampling
 from draftproof.verify import VERIFIERS
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPSILON = 1e-4  # a ratio at the edge of a bin may fall on either side, which moves the plan by a part of its token

@@ -134,7 +134,7 @@ SHAPES = {  # what commands ask for where nothing is set, and what they are aske
 }
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nor_does_a_whole_step_with_verification(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that `DeviceStep` captures: drafting, the target's call, verification and commit, by our kernels."""
