@@ -202,7 +202,6 @@ def test_a_token_that_a_grammar_forbids_leaves_the_rest_its_law() -> None:
     gof.check(dict(counts), {t: mass for t, mass in enumerate(target[0].double().softmax(-1).tolist()) if mass})
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
 def test_one_workspace_is_kept_for_the_next_step_of_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[torch.Tensor]] = []
 
