@@ -215,7 +215,7 @@ class HFSession:
         last = int(slots.max())
         if last > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
-        cache.writes(slots)
+        cache.writes(slots.max(axis=1))
         placement = placed(slots, device, padded=self._follows_rules)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +100,10 @@ class SlotCache:
         cache.used = self.used[row : row + 1]
         return cache
 
-    def writes(self, slots: np.ndarray) -> None:
-        """Note that slots [B, T] of the first rows are written, so that `take` clears no others."""
-        self.used[: len(slots)] = np.maximum(self.used[: len(slots)], slots.max(axis=1) + 1)
+    def writes(self, last: Sequence[int] | np.ndarray) -> None:
+        """Note that the first rows are written up to these slots [B], so that `take` clears no others."""
+        rows = slice(len(last))
+        self.used[rows] = np.maximum(self.used[rows], np.asarray(last) + 1)
 
     @property
     def is_allocated(self) -> bool:

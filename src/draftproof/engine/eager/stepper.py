@@ -155,7 +155,7 @@ class EagerStepper:
         except Exception as error:  # the target rejects this prompt
             return [Outcome(request, error=error) for request in self._arrivals.pop()]
         with self._tolerating_drafters(group):
-            readers = self.drafters if any(map(_may_draft, group)) else []
+            readers = self.drafters if any(map(_drafters_read_ahead, group)) else []
             read = all([read, *(prefill(drafter.session, self._door, count) for drafter in readers)])
         if read:
             self._copy(self._door, len(self.rows))
@@ -363,7 +363,7 @@ class EagerStepper:
             request.trace.failures[failure] += 1
 
 
-def _may_draft(request: Request) -> bool:
-    """Whether drafters should read its prompt at once. Read later, a long one would hold up all texts for a step."""
+def _drafters_read_ahead(request: Request) -> bool:
+    """Whether drafters read its prompt beside the target. Later, a long one would hold up all texts for a step."""
     may_later = request.depth > 0 and request.tuner is not None and request.tuner.tunes
     return request.reach > 0 or (may_later and len(request.prompt) > MOST)

@@ -169,7 +169,7 @@ class HeadSession:
         self._first(1)
         entry, layer = int(self.known[0]), self.cache.layers[-1]
         entries = (layer.keys, layer.values)
-        self.cache.writes(np.array([[entry + len(u)]]))
+        self.cache.writes([entry + len(u)])
         return native_head.guess(self.model.in_c, self.states, self.angles, entry, entries, temperature, u)
 
     def forget(self) -> None:
@@ -187,7 +187,7 @@ class HeadSession:
             self.followed = 0
         layer, entry = self.cache.layers[-1], int(self.known[0]) + self.followed
         entries, unread = (layer.keys, layer.values), path[self.followed :]
-        self.cache.writes(np.array([[entry + len(unread)]]))
+        self.cache.writes([entry + len(unread)])
         found = native_head.follow(self.model.in_c, self.states, self.angles, entry, entries, unread, temperature, mask)
         if found is None:
             raise DraftproofError("the head returned non-finite scores: check its weights and dtype")
@@ -230,7 +230,7 @@ class HeadSession:
         mask = (seen <= slots[..., None]) & ((seen > 0) | (slots[..., None] == 0))
         features = self._features()[torch.arange(rows, device=slots.device)[:, None], slots]
         states = self._fuse(features * (slots > 0)[..., None])
-        self.cache.writes(entries + 1)
+        self.cache.writes(last + 1)
         call = self._call(entries, mask, placed(entries + 1, slots.device))
         self.states = self._run(states, ids, call, known=True)[:, -1:]
 
@@ -244,14 +244,14 @@ class HeadSession:
         ids = np.array([self.texts[row][start + 1 : last + 2]])
         states = self._fuse(self._features()[row : row + 1, start + 1 : last + 2])
         cache = self.cache.alone(row) if row else self.cache
-        cache.writes(np.array([[last + 1]]))
+        cache.writes([last + 1])
         call = self._call(np.arange(start, last + 1)[None], mask, Range(start + 1, last + 2, begin=1), cache)
         return self._run(states, ids, call, known=True)
 
     def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
         """Entries of the draft tokens of one level, from the head's own states after their parents."""
         base = self.known[: len(tokens), None]  # node 0's slot
-        self.cache.writes(base + np.arange(nodes.start, nodes.stop))
+        self.cache.writes(base[:, 0] + nodes.stop - 1)
         drawn = tokens[:, nodes.start : nodes.stop]
         entries = np.repeat(base - 1 + tree.depth[nodes.start], len(nodes), axis=1)
         above = tree.parent[nodes.start]
