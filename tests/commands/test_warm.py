@@ -56,12 +56,13 @@ def on_gpu(monkeypatch):
     return lengths
 
 
-def test_on_a_gpu_every_length_is_made_for_every_kind_of_control(on_gpu):
+def test_on_a_gpu_every_length_is_made_for_every_kind_of_control(on_gpu, monkeypatch):
+    monkeypatch.setattr("secrets.randbits", lambda bits: 1)  # by some seeds, a short text ends before its third step
     target, draft = tiny.model(), tiny.model("llama", 1)
     texts = warming.warm_texts(target)
     kinds = [f"{door}, {control}" for control in ("own sampling", *warming.CONTROLS) for door in ("generate", "serve")]
     assert list(texts) == [*kinds, "prompt of 1 tokens"]  # the context has no room for others
-    for name, lengths in {"generate, top-k": {*LENGTHS}, "serve, penalties": {5}, "prompt of 1 tokens": {5}}.items():
+    for name, lengths in {"generate, top-k": {*LENGTHS}, "serve, penalties": {5}, "prompt of 1 tokens": {5, 3}}.items():
         on_gpu.clear()
         texts[name](target, [draft])
         assert set(on_gpu) >= lengths, name

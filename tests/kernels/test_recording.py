@@ -17,8 +17,9 @@ from torch import Tensor
 from draftproof import kernels
 from draftproof.kernels import ChainRule, Controls, Emitted, NoiseKeys, Ragged
 from draftproof.kernels.lib.recording import Recordings, launch, record
+from tests.support.marks import INTERPRETED
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = INTERPRETED
 
 BATCH, NODES, SIZE = 2, 3, 300
 DRAFTED, NOTHING = BATCH * (NODES - 1), torch.zeros(BATCH, dtype=torch.int64)

@@ -17,9 +17,10 @@ from draftproof.kernels import ChainRule, Controls, NoiseKeys, Summary
 from draftproof.kernels.chain.bounds import Crest, narrow
 from draftproof.kernels.lib.laws import RowLaw, SummaryPtrs
 from draftproof.sampling import Sampling
+from tests.support.marks import INTERPRETED
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = INTERPRETED
 
 
 @triton.jit

@@ -15,12 +15,12 @@ from draftproof.kernels import ChainRule, Controls, Emitted, Fault, NoiseKeys, S
 from draftproof.law import sample
 from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Context, Sampling
+from tests.support.marks import INTERPRETED
 
 if TYPE_CHECKING:
     from draftproof.kernels.chain.workspace import Workspace
 
-# The interpreter computes with NumPy, which warns of the infinities and NaNs that a device computes with in silence.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = INTERPRETED
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RULES = list(ChainRule)

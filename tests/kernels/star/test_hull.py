@@ -10,8 +10,9 @@ import torch
 
 from draftproof.verify import optimal
 from draftproof.verify.optimal_binned import BINS, WIDTH
+from tests.support.marks import INTERPRETED
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = INTERPRETED
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNIT = 2.0**60

@@ -16,8 +16,9 @@ from draftproof.law import sample
 from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Context, Sampling
 from draftproof.verify import VERIFIERS
+from tests.support.marks import INTERPRETED
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = INTERPRETED
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPSILON = 1e-4  # a ratio at the edge of a bin may fall on either side, which moves the plan by a part of its token

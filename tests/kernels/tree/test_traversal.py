@@ -14,8 +14,9 @@ from draftproof.draft import Tree
 from draftproof.errors import DraftproofError
 from draftproof.kernels import ChainRule, Controls, Fault, NoiseKeys, Summary, Walked, agreement, reference
 from draftproof.sampling import Context, Sampling
+from tests.support.marks import INTERPRETED
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = INTERPRETED
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNEVEN = Tree((-1, 0, 0, 0, 1, 2, 1, 2, 3, 4, 4, 9))  # siblings that are not neighbours, lone children, leaves halfway

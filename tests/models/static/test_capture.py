@@ -27,6 +27,7 @@ from draftproof.models.static.tree_calls import TreeCalls
 from draftproof.sampling import Context
 from tests.support import tiny
 from tests.support.layers import DEVICE, model
+from tests.support.marks import INTERPRETED
 
 pytestmark = pytest.mark.usefixtures("fast_interpreter")
 ROWS, LENGTH, CAPACITY = 2, 3, 40
@@ -134,7 +135,7 @@ SHAPES = {  # what commands ask for where nothing is set, and what they are aske
 }
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@INTERPRETED
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nor_does_a_whole_step_with_verification(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that `DeviceStep` captures: drafting, the target's call, verification and commit, by our kernels."""
