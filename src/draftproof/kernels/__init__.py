@@ -109,14 +109,7 @@ def verify(
     if draft is not None and drafted is None:
         drafted = summarise(draft, theirs, tokens, crest=crest_pays(batch, nodes, size))
     drafts = launch.ChainDraft(rule, draft_rows, drafted, theirs, first_row(draft))
-    if not expected:
-        return launch.verify(chain, noise, draft=drafts, workspace=workspace, logprobs=logprobs)
-    from draftproof.kernels.chain.expected import reach
-    from draftproof.kernels.chain.workspace import Workspace
-
-    space = Workspace.serving(rows, workspace)
-    out = launch.verify(chain, noise, draft=drafts, workspace=space, logprobs=logprobs)
-    return out._replace(reach=reach(chain, drafts, space.summary))
+    return launch.verify(chain, noise, draft=drafts, workspace=workspace, logprobs=logprobs, expected=expected)
 
 
 def sample(

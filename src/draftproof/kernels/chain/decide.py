@@ -13,7 +13,7 @@ import triton.language as tl
 
 from draftproof.kernels.chain.bounds import Crest, load_crest, narrow
 from draftproof.kernels.chain.residual import q_kind
-from draftproof.kernels.chain.state import ChainDecision, load_rule, store_decision
+from draftproof.kernels.chain.state import ChainDecision, load_rule, store_decision, store_reach
 from draftproof.kernels.chain.worklist import ResidualRow, store_items
 from draftproof.kernels.lib.codes import (
     BLOCK_RULE,
@@ -71,7 +71,7 @@ def decide(
     if state.decision_ptr is not None:
         length = drafts.length
         p = tl.where(n < length, probability(pair.laws, drafts.scores, drafts.ids, p_law), 0.0)
-        stop, low, high, weights = accept(n, v, p, drafts.q, length, rule)
+        stop, low, high, weights, reach = accept(n, v, p, drafts.q, length, rule)
         if stats.height_ptr is not None:  # noqa: SIM102  (known when the kernel is compiled; the next when it runs)
             if stop < 0:
                 crest = Crest(crest_ids, draft_scores, target_scores)
@@ -89,6 +89,7 @@ def decide(
             drawn, hit = q_kind(n, drafts.ids, length, rule)
             row = ResidualRow(p_law, drafts.q_law, drawn, hit)
             store_items(state, pair, b, n, N, low, high, overflow, unmeasured, weights, row, DENSE)
+        store_reach(state, b, n, N, reach, lost)
         stop, fault = tl.where(lost, 0, stop), drafts.fault + tl.where(lost, TARGET_FAULT, 0)
         store_decision(state, b, ChainDecision(stop, low, high, length, fault), overflow)
         if state.rule_ptr is not None:
@@ -167,7 +168,8 @@ def combine_spans(
 def accept(n, v, p, q, length, rule):
     """Walk along the chain: token acceptances, and block verification's weights w_{n+1} = min(1, w_n p_n / q_n).
 
-    The last accepted node, -1 while it is open; the lowest and the highest that it can be; the weights [BLOCK_N].
+    The last accepted node, -1 while it is open; the lowest and the highest that it can be; the weights [BLOCK_N]; and
+    the probability [BLOCK_N] that the draft token after each node is accepted, given it and those before.
     """
     inside = n < length
     drawn = inside & (q > 0)
@@ -188,7 +190,8 @@ def accept(n, v, p, q, length, rule):
     last = tl.where(block, tl.where(v >= end, length, sure), stop)
     # each node's own weight stands one place further on
     weights = tl.where((n == 0) | ~block, 1.0, tl.gather(w, tl.maximum(n - 1, 0), 0))
-    return tl.where(open_nodes, -1, last), last, tl.where(open_nodes, length - 1, last), weights
+    reach = tl.where(inside, tl.where(block, w, reach), 0.0)
+    return tl.where(open_nodes, -1, last), last, tl.where(open_nodes, length - 1, last), weights, reach
 
 
 @triton.jit

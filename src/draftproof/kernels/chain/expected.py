@@ -1,17 +1,15 @@
 # mypy: ignore-errors
 """How far a chain of draft tokens goes on average, without the noise of one draw.
 
-`reach` needs nothing but the draft tokens' own probabilities. `stop_law` is the law of the node at which the chain
-stops. Verification sums the residual only of those rows at which its one uniform may stop; the law of block
-verification needs the sum of every row that a draft token follows. So these rows are read once more, by a launch of
-their own.
+Verification sums the residual only of those rows at which its one uniform may stop; the law of the node at which block
+verification stops needs the sum of every row that a draft token follows. So these rows are read once more, by a launch
+of their own.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from draftproof.kernels.chain.launch import ChainDraft, ChainRows
 from draftproof.kernels.lib import launching
 from draftproof.kernels.lib.codes import BLOCK_RULE, ONEHOT_RULE
 from draftproof.kernels.lib.launching import cdiv, next_power_of_2
@@ -56,22 +54,6 @@ def stop_law(
             pair, rule, sums, law, drafts, parts, BLOCK_N=block, BLOCK_PARTS=next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
     return law
-
-
-def reach(chain: ChainRows, draft: ChainDraft, laws: Summary) -> torch.Tensor:
-    """[B, K] float32: the probability that at least so many draft tokens are accepted, given these and those before."""
-    batch, drafts = chain.tokens.shape
-    tokens, theirs = chain.tokens.contiguous(), draft.controls
-    pair = LawPair(
-        rows=LogitRows.of(chain.logits, tokens, chain.controls, 0, chain.first_row),
-        laws=SummaryPtrs.of(laws, chain.controls),
-        draft_rows=LogitRows.of(draft.logits, tokens, theirs, 0, draft.first_row),
-        draft_laws=SummaryPtrs.of(draft.summary, theirs),
-    )
-    reached = torch.empty(batch, drafts, device=tokens.device)
-    with launching.current(tokens.device):
-        launch(multiply, (batch,), pair, draft.rule, reached, drafts, BLOCK_N=next_power_of_2(drafts + 1), num_warps=1)
-    return reached
 
 
 @triton.jit
@@ -157,17 +139,3 @@ def combine(
             law = tl.where(n == node, reach * (1.0 - kept), law)
             reach *= kept
     tl.store(law_ptr + b * (K + 1) + n, law.to(tl.float32), mask=n <= K)
-
-
-@triton.jit(do_not_specialize=["K"])
-def multiply(pair, rule_ptr, reach_ptr, K, BLOCK_N: tl.constexpr):
-    """One sequence's chances to get so far: the weights of block verification, or the product of what tokens have."""
-    b = tl.program_id(0).to(tl.int64)
-    rule = tl.load(rule_ptr + b)
-    p, q, _ = chances(pair, rule, b, K, BLOCK_N)
-    w = weights(p, q, K, BLOCK_N)
-    accepted = acceptance(p, q)
-    reach = tl.full((), 1.0, tl.float64)
-    for k in range(K):
-        reach *= element(accepted, k)
-        tl.store(reach_ptr + b * K + k, tl.where(rule == BLOCK_RULE, element(w, k + 1), reach).to(tl.float32))

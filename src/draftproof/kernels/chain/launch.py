@@ -117,14 +117,15 @@ def verify(
     draft: ChainDraft | None = None,  # None where nothing is drafted
     workspace: Workspace | None = None,
     logprobs: bool = False,
+    expected: bool = False,  # whether to return `Emitted.reach`
 ) -> Emitted:
     """How far each draft goes, and the token after it."""
     space = Workspace.serving(rows.logits, workspace)
     plan = LaunchPlan.of(
         space.tiling, rows.logits, rows.controls, drafted=draft is not None, draft_crest=_has_crest(draft)
     )
-    arguments = _arguments(plan, space, rows, space.summary, draft=draft, noise=noise, lane=Lane.NEXT)
-    out = _empty_outcome(plan, rows.logits.device, logprobs=logprobs)
+    out = _empty_outcome(plan, rows.logits.device, logprobs=logprobs, reach=expected and draft is not None)
+    arguments = _arguments(plan, space, rows, space.summary, draft=draft, noise=noise, lane=Lane.NEXT, reach=out.reach)
     with launching.current(rows.logits.device):
         _measure(plan, arguments)
         _decide_and_emit(plan, arguments, out)
@@ -142,7 +143,7 @@ def _measure(plan: LaunchPlan, arguments: Arguments) -> None:
         SPAN=plan.span, TILE=plan.tiling.tile, LANE=plan.group, BLOCK=plan.block, PER_SPAN=plan.crest_per_span,
         CREST=CREST, BLOCK_BEST=block_best, FEW=options.few, SWEEP=options.sweep, SHIFT=plan.unused_bits,
         GREEDY=plan.greedy, DEFER_LAST=plan.defer_last, PDL=plan.pdl,
-        num_warps=4, maxnreg=options.registers if plan.fuse_truncation else None,
+        num_warps=4, maxnreg=options.registers if plan.fuse_truncation else None, launch_pdl=plan.pdl,
     )  # fmt: skip
     if plan.truncates and not plan.fuse_truncation:
         launch(
@@ -203,6 +204,7 @@ def _arguments(
     noise: NoiseKeys | None = None,  # None where nothing is emitted
     lane: Lane = Lane.NEXT,  # of the emitted token's uniform, ...
     index: int = 0,  # ... and its index there
+    reach: Tensor | None = None,  # [B, N - 1] memory for `Emitted.reach`
 ) -> Arguments:
     """The kernels' arguments: what the plan has no use for is None, so that it is not compiled."""
     controls, tokens = rows.controls, rows.tokens.contiguous()  # kernels take the row length for the stride
@@ -214,8 +216,9 @@ def _arguments(
         draft_laws=SummaryPtrs.of(None if draft is None else draft.summary, theirs),
     )
     state = space.state._replace(
-        rule_ptr=None if draft is None else draft.rule, noise=noise, lane=int(lane), index=unspecialised(index)
-    )
+        rule_ptr=None if draft is None else draft.rule, noise=noise, lane=int(lane), index=unspecialised(index),
+        reach_ptr=reach,
+    )  # fmt: skip
     if noise is None:
         state = state._replace(decision_ptr=None)
     if noise is None or not plan.sums:
@@ -263,10 +266,11 @@ def _has_crest(draft: ChainDraft | None) -> bool:
     )
 
 
-def _empty_outcome(plan: LaunchPlan, device: torch.device, *, logprobs: bool) -> Emitted:
+def _empty_outcome(plan: LaunchPlan, device: torch.device, *, logprobs: bool, reach: bool = False) -> Emitted:
     return Emitted(
         torch.empty(plan.batch, plan.nodes, dtype=torch.int64, device=device),
         torch.empty(plan.batch, dtype=torch.int32, device=device),
         torch.empty(plan.batch, dtype=torch.int32, device=device),
         torch.empty(plan.batch, plan.nodes, dtype=torch.float32, device=device) if logprobs else None,
+        torch.empty(plan.batch, plan.nodes - 1, dtype=torch.float32, device=device) if reach else None,
     )

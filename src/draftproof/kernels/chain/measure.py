@@ -11,7 +11,7 @@ import triton.language as tl
 from draftproof.kernels.chain.truncate import load_limits, truncate_row
 from draftproof.kernels.lib.codes import BLOCK_RULE, NO_TOKEN
 from draftproof.kernels.lib.laws import lane_shift, rate_of, shift_of
-from draftproof.kernels.lib.pdl import launch_dependents
+from draftproof.kernels.lib.pdl import launch_dependents, wait
 from draftproof.kernels.lib.rows import apply_controls, is_needed, load_logits, load_scores
 
 
@@ -27,6 +27,7 @@ def measure(
     Every lane of LANE tokens keeps its own peak and sum, and they are combined at the end: the threads do not wait for
     one another while they read.
     """
+    wait(PDL)  # before the next kernel may start: what it reads at once may come from the kernel before this one
     launch_dependents(PDL)
     program = tl.program_id(0)
     b = (program // (measured * spans)).to(tl.int64)

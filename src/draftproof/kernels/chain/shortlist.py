@@ -7,7 +7,7 @@ import triton.language as tl
 from draftproof.kernels.chain.decide import accept, lacks_law, load_drafts
 from draftproof.kernels.chain.emit import accepts, draw_token, last_accepted, store_outcome
 from draftproof.kernels.chain.residual import load_ids, q_kind, residual_of
-from draftproof.kernels.chain.state import load_rule
+from draftproof.kernels.chain.state import load_rule, store_reach
 from draftproof.kernels.chain.worklist import ResidualRow
 from draftproof.kernels.lib.codes import NO_TOKEN, TARGET_FAULT
 from draftproof.kernels.lib.laws import RowLaw, load_law, probability, rate_of, scaled
@@ -47,8 +47,9 @@ def verify_lists(
     logits = None if draft_rows.logits_ptr is None else load_logits(draft_rows, b, n[None, :], ids, inside)
     p_law = RowLaw(shift, scale, cutoff, first, rate, greedy)
     p = tl.where(n < length, probability(laws, drafts.scores, x, p_law), 0.0)
-    stop, low, high, weights = accept(n, v, p, q, length, rule)
+    stop, low, high, weights, reach = accept(n, v, p, q, length, rule)
     fault = drafts.fault + tl.where(lacks_law(n, p_law, tl.maximum(stop, length - 1)), TARGET_FAULT, 0)
+    store_reach(state, b, n, N, reach, (fault & TARGET_FAULT) > 0)
     last, token = low, element(first, low)
     if ((fault & TARGET_FAULT) == 0) & (greedy == 0):
         residuals, tokens = draw_each(pair, b, n, ids, scores, logits, inside, p_law, q_law, weights, hit, u)

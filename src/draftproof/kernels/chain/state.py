@@ -46,6 +46,7 @@ class ChainState(NamedTuple):
     # [B, N] w, the factor of p in the residual, of the first row whose residual is wanted and those after it
     weight_ptr: Any = None
     chance_ptr: Any = None  # [B, N] p of the draft token after each node
+    reach_ptr: Any = None  # [B, N - 1] `Emitted.reach`; None where nobody asked for it
     worklist_ptr: Any = None  # [B * N, worklist.ITEM_SIZE] records of the rows whose residual is wanted
     sums_ptr: Any = None  # [B * N, E] residual of each chunk of tokens, by entry of the worklist
     totals_ptr: Any = None  # [B * N, Q] residual of each program's part of a row, by entry of the worklist
@@ -99,6 +100,13 @@ def load_decision(state, b):
     length = tl.load(decision_field(state, b, LENGTH))
     fault = tl.load(decision_field(state, b, FAULT))
     return ChainDecision(stop, low, high, length, fault)
+
+
+@triton.jit
+def store_reach(state, b, n, N, reach, lost):
+    """Write how far the draft of sequence b goes on average, if asked: nowhere where a row is lost."""
+    if state.reach_ptr is not None:
+        tl.store(state.reach_ptr + b * (N - 1) + n, tl.where(lost, 0.0, reach.to(tl.float32)), mask=n < N - 1)
 
 
 @triton.jit
