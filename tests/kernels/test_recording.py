@@ -202,7 +202,7 @@ def test_a_compiled_kernel_gets_new_inputs_old_addresses_and_constants_by_positi
 
 def test_no_kernel_of_a_chain_is_launched_past_a_recording() -> None:
     folder = Path(kernels.__file__).parent
-    for file in [*(folder / "chain").glob("*.py"), folder / "slots.py"]:
+    for file in [*(folder / "chain").glob("*.py"), *(folder / "slots").glob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
             direct = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
             assert not (direct and isinstance(node.func.slice, ast.Tuple)), f"{file.name}: {ast.unparse(node.func)}"

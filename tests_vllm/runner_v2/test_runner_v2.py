@@ -30,6 +30,21 @@ def server_of(llm: Any) -> Any:
     return server
 
 
+def drafts_of(llm: Any) -> Any:
+    """The rows [slots, draft tokens, V] that the engine's drafter leaves for verification."""
+    import gc
+
+    from draftproof.integrations.vllm import drafting
+
+    gc.unfreeze()
+    (made,) = (
+        each
+        for each in gc.get_objects()
+        if not drafting.SUCCESSIVE.isdisjoint(base.__name__ for base in type(each).__mro__)
+    )
+    return made.draft_logits
+
+
 def test_texts_pass_the_audit_and_are_counted(served: Any, models: Path) -> None:
     from draftproof.integrations.vllm import counters
 
@@ -86,6 +101,26 @@ def test_launches_that_are_made_again_give_the_same_texts(served: Any, monkeypat
         before = len(made)
         assert [tiny.write(served, 2, **each) for each in every] == expected
         assert len(made) > before
+
+
+def test_drafts_whose_laws_are_kept_pass_the_audit(served: Any, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: our kernel draws the drafter's tokens, and verification does not read their rows again."""
+    from draftproof.integrations.vllm import counters, drafting
+    from draftproof.kernels.slots import draw
+
+    draws, drawn = draw.draw, list[int]()
+    monkeypatch.setattr(draw, "draw", lambda *given: drawn.append(1) or draws(*given))
+    monkeypatch.setattr(server_of(served).verification, "backend", "triton")
+    monkeypatch.setattr(drafting, "_kept", type(drafting._kept)())
+    drafting.keep_laws(drafts_of(served))
+    before = counters.read()["block"]
+    written = tiny.write(served, 24, temperature=0.8, max_tokens=10)
+    after = counters.read()["block"]
+    assert drawn
+    assert drafting.laws_of(drafts_of(served)) is not None
+    assert tiny.audited(models / "target", written, models / "drafter", temperature=0.8).exact
+    assert after.faulty == before.faulty
+    assert after.accepted - before.accepted > 0.2 * (after.drafted - before.drafted)  # none if they were taken for old
 
 
 def test_a_step_waits_for_the_device_no_more_than_vllm_does(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:

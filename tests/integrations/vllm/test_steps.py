@@ -110,7 +110,8 @@ def alone(step: ServedStep, rule: ChainRule, b: int) -> list[int]:
 def test_a_recorded_step_is_verified_as_by_the_laws(runner: str, rule: ChainRule) -> None:
     for seed in range(20):
         step = step_of(runner, rule, torch.arange(len(step_of(runner, rule).tokens)) + 100 * seed)
-        out = Verification(CPU)(step)
+        out, number = Verification(CPU)(step)
+        assert number.equal(out.accepted + 1)
         for b, row in enumerate(out.tokens.tolist()):
             assert [token for token in row if token >= 0] == alone(step, rule, b)
         assert not out.fault.any()
@@ -150,7 +151,7 @@ def test_what_follows_a_recorded_context_has_the_targets_law(rule: str) -> None:
         controls_of(one, PLAIN), torch.full((times,), ChainRule[rule.upper()], dtype=torch.int32),
         NoiseKeys(place, zero, zero),
     )  # fmt: skip
-    counts = Counter(Verification(CPU)(many).tokens[:, 0].tolist())
+    counts = Counter(Verification(CPU)(many)[0].tokens[:, 0].tolist())
     p = step.target.rows[int(step.target.first[b])].double().softmax(-1).tolist()
     large = {token: mass for token, mass in enumerate(p) if mass * times > 20}
     rest = {"rest": sum(p) - sum(large.values())}
@@ -198,7 +199,7 @@ def test_a_token_that_a_grammar_forbids_leaves_the_rest_its_law() -> None:
         controls_of(one, PLAIN), torch.full((times,), ChainRule.TOKEN, dtype=torch.int32),
         NoiseKeys(place, zero, zero),
     )  # fmt: skip
-    counts = Counter(Verification(CPU)(step).tokens[:, 0].tolist())
+    counts = Counter(Verification(CPU)(step)[0].tokens[:, 0].tolist())
     gof.check(dict(counts), {t: mass for t, mass in enumerate(target[0].double().softmax(-1).tolist()) if mass})
 
 
@@ -239,13 +240,15 @@ def test_one_launch_gathers_what_many_do(kind: torch.dtype, processed: bool, nod
     many = slots_of(sampled, starts, nodes, slot, processed=processed)
     one = slots_of(sampled, starts, nodes, slot, launches.slot_step, processed=processed)
     assert many.target_temperature.equal(many.temperature) != processed
-    for name, expected in many._asdict().items():
+    assert one.drafted is many.drafted is None
+    for name in SlotStep._fields[:-1]:
+        expected = getattr(many, name)
         found = getattr(one, name)
         assert found.dtype == expected.dtype, name
         assert torch.equal(found, expected), name
     plain = slots_of(sampled, starts, nodes, slot, launches.slot_step, truncates=False, processed=processed)
-    truncations = ("top_k", "top_p", "min_p")
-    assert all(torch.equal(getattr(plain, n), getattr(many, n)) for n in SlotStep._fields if n not in truncations)
+    left_out = ("top_k", "top_p", "min_p", "drafted")
+    assert all(torch.equal(getattr(plain, n), getattr(many, n)) for n in SlotStep._fields if n not in left_out)
 
 
 def test_one_launch_counts_what_many_do() -> None:
@@ -255,10 +258,25 @@ def test_one_launch_counts_what_many_do() -> None:
     accepted, fault = (torch.tensor(each, dtype=torch.int32) for each in ([2, 1, 0, 0, 3], [0, 0, 4, 1, 0]))
     reach = torch.rand(5, 3, generator=generator) * (tokens >= 0)
     one, many = torch.ones(2, 3, WIDTH, dtype=torch.float64)
-    launches.add_up(one, rule, tokens, accepted, reach, fault)
-    add_up(many, rule, tokens, accepted, reach, fault)
+    for table, add in ((one, launches.add_up), (many, add_up)):
+        assert add(table, rule, tokens, accepted, reach, fault).tolist() == [3, 2, 1, 1, 4]
     torch.testing.assert_close(one, many, rtol=1e-7, atol=0)
     assert not torch.equal(one, torch.ones_like(one))
+
+
+@pytest.mark.parametrize("batch", [1, 16, 37])
+def test_programs_that_count_several_requests_leave_none_out(batch: int) -> None:
+    torch.manual_seed(batch)
+    length = torch.randint(0, 5, (batch,))
+    tokens = torch.where(torch.arange(4) < length[:, None], 7, -1)
+    rule, fault = (torch.randint(0, 3, (batch,), dtype=torch.int32) for _ in range(2))
+    accepted = (torch.rand(batch) * (length + 1)).to(torch.int32)
+    reach = torch.rand(batch, 4) * (tokens >= 0)
+    one, many = torch.zeros(2, 3, WIDTH, dtype=torch.float64)
+    for table, add in ((one, launches.add_up), (many, add_up)):
+        assert add(table, rule, tokens, accepted, reach, fault).equal(accepted + 1)
+    torch.testing.assert_close(one, many, rtol=1e-6, atol=0)
+    assert one[:, 1].sum() == length.sum()
 
 
 def test_rows_by_slot_may_be_part_of_a_larger_buffer() -> None:

@@ -84,15 +84,14 @@ class Counters:
         reach: Tensor,  # [B, K]
         fault: Tensor,  # [B]
         fused: bool = False,  # whether to do it by one launch
-    ) -> None:
-        """Count one step of B requests."""
+    ) -> Tensor:
+        """Count one step of B requests; [B] int32, how many tokens each gets."""
         table = torch.zeros_like(self.table) if _warming_up else self.table
         if fused:
             from draftproof.integrations.vllm import launches
 
-            launches.add_up(table, rule, tokens, accepted, reach, fault)
-        else:
-            add_up(table, rule, tokens, accepted, reach, fault)
+            return launches.add_up(table, rule, tokens, accepted, reach, fault)
+        return add_up(table, rule, tokens, accepted, reach, fault)
 
     def publish(self) -> None:
         """Copy the sums from a GPU now and then, without waiting for it; CUDA bars that while it captures a graph."""
@@ -108,8 +107,11 @@ class Counters:
             self._copied.record()
 
 
-def add_up(table: Tensor, rule: Tensor, tokens: Tensor, accepted: Tensor, reach: Tensor, fault: Tensor) -> None:
-    """Add the numbers of one step to a table; `launches.add_up` has the same in one launch."""
+def add_up(table: Tensor, rule: Tensor, tokens: Tensor, accepted: Tensor, reach: Tensor, fault: Tensor) -> Tensor:
+    """Add the numbers of one step to a table; [B] int32, how many tokens each request gets.
+
+    `launches.add_up` has the same in one launch.
+    """
     drafts = (tokens >= 0).to(torch.float64)
     place = torch.arange(tokens.shape[1], device=tokens.device)
     taken = (place < accepted[:, None]).to(torch.float64)
@@ -117,6 +119,7 @@ def add_up(table: Tensor, rule: Tensor, tokens: Tensor, accepted: Tensor, reach:
     rows = [torch.stack([each.to(torch.float64) for each in scalars], dim=1)]
     rows += [torch.nn.functional.pad(each, (0, POSITIONS - len(place))) for each in (drafts, taken, reach.double())]
     table.index_add_(0, rule.to(torch.int64), torch.cat(rows, dim=1))
+    return accepted + 1
 
 
 def read(folder: str | os.PathLike[str] | None = None) -> dict[str, RuleCounts]:

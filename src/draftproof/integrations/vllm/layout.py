@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftproof.kernels import Ragged
+from draftproof.kernels import Ragged, Summary
+from draftproof.kernels.types import CREST
 
 
 def to_device(values: Any, device: torch.device) -> Tensor:
@@ -67,6 +68,27 @@ class SlotColumns(NamedTuple):
     rule: Tensor  # int32
 
 
+class SlotLaws(NamedTuple):
+    """The laws that draft tokens were drawn from, by slot and draft token [M, K], as in `kernels.Summary`."""
+
+    shift: Tensor
+    scale: Tensor
+    first: Tensor
+    crest: Tensor  # [M, K, CREST]
+    height: Tensor
+    position: Tensor  # int64, of the token that the law is of what follows; -1 for none
+
+    @staticmethod
+    def of(logits: Tensor) -> SlotLaws:
+        """Memory for the laws of rows [M, K, V]."""
+        shape, device = logits.shape[:2], logits.device
+        shift, scale = torch.empty(2, *shape, device=device).unbind()
+        first = torch.empty(shape, dtype=torch.int32, device=device)
+        crest = torch.empty(*shape, CREST, dtype=torch.int32, device=device)
+        height = torch.empty(*shape, CREST, device=device)
+        return SlotLaws(shift, scale, first, crest, height, torch.full(shape, -1, dtype=torch.int64, device=device))
+
+
 class SlotStep(NamedTuple):
     """The same of the B requests of a step, as the kernels take it, and where their rows are."""
 
@@ -81,6 +103,7 @@ class SlotStep(NamedTuple):
     draft_first: Tensor  # [B] int64, the same among rows of draft tokens
     position: Tensor  # [B] int64, of the first row
     tokens: Tensor  # [B, nodes - 1] int64: the draft tokens, -1 behind a draft's end
+    drafted: Summary | None = None  # [B, nodes - 1] the laws that they were drawn from, where these are kept
 
 
 def slot_step(

@@ -101,7 +101,7 @@ def forward(sampler: Any, found: Found, metadata: Any, draft_probs: Any, logits:
     plain = controls_of(torch.ones_like(temperature), PLAIN)  # the drafter's probabilities are its law
     noise = _noise(metadata.num_draft_tokens, sampling.generators, flat.first)
     step = ServedStep(target, draft, tokens, controls, plain, rule, noise)
-    out = found.verification(step).tokens.to(torch.int32)
+    out = found.verification(step)[0].tokens.to(torch.int32)
     found.verification.counters.publish()
     out = _with_undrafted(sampler, metadata, logits, sampling, out)
     logprobs = None

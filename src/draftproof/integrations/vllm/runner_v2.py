@@ -6,6 +6,7 @@ its controls, and then calls `rejection_sample`, which is replaced as well.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,8 +17,8 @@ from torch import Tensor
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-from draftproof.integrations.vllm import layout
-from draftproof.integrations.vllm.layout import SlotColumns
+from draftproof.integrations.vllm import drafting, layout
+from draftproof.integrations.vllm.layout import SlotColumns, SlotLaws
 from draftproof.integrations.vllm.requests import Mix, RequestChoice, choice, mix
 from draftproof.integrations.vllm.verification import ServedStep, Verification, of_one_width
 from draftproof.kernels import ChainRule, Controls, Emitted, NoiseKeys, Ragged
@@ -126,28 +127,30 @@ class SamplerServer:
             self.onehot if draft_logits is None else self.slots.rule,
         )  # fmt: skip
 
-        def call() -> tuple[Tensor, Tensor]:
-            out = self._call(now, logits, draft_logits, columns, starts, position, slot, nodes, processed)
-            return out.tokens, out.accepted
+        laws = drafting.laws_of(draft_logits)
 
-        inputs = (logits, draft_logits, starts, position, slot, now.draft_sampled, *columns)
-        tokens, accepted = self.verification.again(logits, (now.mix, nodes, processed), call, inputs)
+        def call() -> tuple[Tensor, Tensor]:
+            out, number = self._call(now, logits, draft_logits, laws, columns, starts, position, slot, nodes, processed)
+            return out.tokens, number
+
+        inputs = (logits, draft_logits, starts, position, slot, now.draft_sampled, *columns, *(laws or ()))
+        tokens, number = self.verification.again(logits, (now.mix, nodes, processed), call, inputs)
         if nodes <= depth:
             tokens = torch.nn.functional.pad(tokens, (0, depth + 1 - nodes), value=-1)
         if now.undrafted.any():
             self._undrafted(now, tokens, logits, starts, position, slot)
-        return tokens, accepted + 1
+        return tokens, number
 
     def _call(
-        self, now: Now, logits: Tensor, draft_logits: Tensor | None, columns: SlotColumns, starts: Tensor,
-        position: Tensor, slot: Tensor, nodes: int, processed: bool,
-    ) -> Emitted:  # fmt: skip
-        """Verification, of nothing but tensors that vLLM has."""
+        self, now: Now, logits: Tensor, draft_logits: Tensor | None, laws: SlotLaws | None, columns: SlotColumns,
+        starts: Tensor, position: Tensor, slot: Tensor, nodes: int, processed: bool,
+    ) -> tuple[Emitted, Tensor]:  # fmt: skip
+        """Verification, of nothing but tensors that vLLM has and the laws of its drafts."""
         gather = layout.slot_step
         if self.verification.fused(logits):
             from draftproof.integrations.vllm import launches
 
-            gather = launches.slot_step
+            gather = functools.partial(launches.slot_step, laws=laws)
         step = gather(
             columns, slot, starts, position, now.draft_sampled, nodes=nodes,
             depth=0 if draft_logits is None else draft_logits.shape[1], vocabulary=logits.shape[-1],
@@ -168,7 +171,9 @@ class SamplerServer:
                 step.temperature, step.top_k, step.top_p, step.min_p,
                 truncates=now.mix.truncates, greedy=now.mix.greedy, whole=now.mix.whole,
             )  # fmt: skip
-        return self.verification(ServedStep(target, draft, step.tokens, controls, drawn, step.rule, noise))
+        return self.verification(
+            ServedStep(target, draft, step.tokens, controls, drawn, step.rule, noise, step.drafted)
+        )
 
     def _undrafted(
         self, now: Now, tokens: Tensor, logits: Tensor, first: Tensor, position: Tensor, slot: Tensor

@@ -107,6 +107,7 @@ V2 = SHARED | {
     f"{GPU}.sample.gumbel:gumbel_sample": Needed(
         (
             "logits", "expanded_idx_mapping", "temperature", "seed", "pos", "apply_temperature", "is_drafting",
+            "logits_cache", "logits_cache_col",
         ),
         "first",
     ),

@@ -11,7 +11,7 @@ from torch import Tensor
 from draftproof import kernels
 from draftproof.integrations.vllm import counters
 from draftproof.integrations.vllm.requests import Mix
-from draftproof.kernels import Controls, Emitted, NoiseKeys, Ragged
+from draftproof.kernels import Controls, Emitted, NoiseKeys, Ragged, Summary
 
 if TYPE_CHECKING:
     from draftproof.kernels.chain.workspace import Workspace
@@ -28,6 +28,7 @@ class ServedStep(NamedTuple):
     draft_controls: Controls
     rule: Tensor  # [B] int32, ONEHOT where draft tokens come without laws
     noise: NoiseKeys
+    drafted: Summary | None = None  # the laws of the draft's rows, where they are known
 
 
 class Verification:
@@ -39,17 +40,19 @@ class Verification:
         self._space: Workspace | None = None
         self._recordings: Recordings | None = None
 
-    def __call__(self, step: ServedStep) -> Emitted:
-        """How far each draft goes, and the token after it; counted, but not yet published."""
+    def __call__(self, step: ServedStep) -> tuple[Emitted, Tensor]:
+        """How far each draft goes, and the token after it; and [B] how many tokens that makes.
+
+        It is counted, but not yet published.
+        """
         out = kernels.verify(
             step.target, step.draft, step.tokens, step.controls, step.rule, step.noise,
-            draft_controls=step.draft_controls, expected=True, backend=self.backend,
+            drafted=step.drafted, draft_controls=step.draft_controls, expected=True, backend=self.backend,
             workspace=self._workspace(step.target),
         )  # fmt: skip
-        if out.reach is not None:  # None where nobody has a draft
-            fused = self.fused(step.target.rows)
-            self.counters.add(step.rule, step.tokens, out.accepted, out.reach, out.fault, fused)
-        return out
+        reach = out.reach if out.reach is not None else torch.empty_like(step.tokens)  # None where nobody has a draft
+        fused = self.fused(step.target.rows)
+        return out, self.counters.add(step.rule, step.tokens, out.accepted, reach, out.fault, fused)
 
     def again(
         self,

@@ -105,7 +105,7 @@ def _install_v1() -> None:
 
 def _install_v2() -> None:
     from vllm.v1.worker.gpu import model_runner
-    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler, speculator
 
     from draftproof.integrations.vllm import drafting, runner_v2
     from draftproof.integrations.vllm.verification import Verification
@@ -119,11 +119,12 @@ def _install_v2() -> None:
             self.draftproof = runner_v2.SamplerServer(base, _now.verify, device, Verification(device, _now.writes))
 
     def init_speculator(*arguments: Any, **named: Any) -> Any:
-        speculator = begin(*arguments, **named)
-        if _now is None:
-            return speculator
-        speculator.propose = drafting.salted(speculator.propose)
-        return speculator
+        made = begin(*arguments, **named)
+        if _now is not None:
+            made.propose = drafting.salted(made.propose)
+            if drafting.keeps_laws(made):
+                drafting.keep_laws(made.draft_logits)
+        return made
 
     def served(this: Any) -> runner_v2.SamplerServer | None:
         server: runner_v2.SamplerServer | None = vars(this).get("draftproof")  # it goes when its sampler does
@@ -134,6 +135,7 @@ def _install_v2() -> None:
     sampler._verify = runner_v2.install_verify(sampler._verify, served)
     rejection_sampler.rejection_sample = runner_v2.install_sample(rejection_sampler.rejection_sample)
     model_runner.init_speculator = init_speculator
+    speculator.gumbel_sample = drafting.lawful(speculator.gumbel_sample)
 
 
 def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
