@@ -1,4 +1,4 @@
-"""One step of verification as vLLM's model runner V2 does it, and through the plug-in, conversions included.
+"""One step of sampling as vLLM's model runner V2 does it, and through the plug-in, conversions included.
 
     .venv-vllm/bin/python -m benchmarks.vllm_files build/vllm   # where vLLM is installed, in any version for any device
     export PYTHONPATH=src:build/vllm                            # or have vLLM itself in the environment
@@ -8,7 +8,8 @@
 The first command makes a folder of vLLM's kernels, 0.2 MB, to be carried to a machine that has torch and Triton but not
 vLLM. Both sides get the same raw logits and draft tokens, and columns of controls by request slot, as vLLM keeps them.
 vLLM's side is what its `RejectionSampler._verify` launches: logits in float32, temperature, top-k and top-p, then
-`rejection_sample`. The plug-in's is what it puts in that place, from the call to the counters. `us` is the median time
+`rejection_sample`. The plug-in's is what it puts in that place, from the call to the counters. `drafting` is the
+drawing of all draft tokens of a step, where the plug-in also keeps their laws for verification. `us` is the median time
 of one call between two events, so the time that the host takes to launch counts; `us_in_graph` is that of one of ten
 calls in a CUDA graph. `--check` compares the plug-in's tokens with the laws instead, by the same kernels in Triton's
 interpreter.
@@ -34,6 +35,7 @@ import torch
 
 from draftproof.bench import kernels as bench
 from draftproof.bench import peers, rows
+from draftproof.integrations.vllm import drafting
 from draftproof.integrations.vllm.verification import Verification
 from draftproof.kernels import ChainRule, agreement, reference
 from draftproof.sampling import Sampling
@@ -41,6 +43,7 @@ from draftproof.sampling import Sampling
 RESULTS = Path(__file__).with_name("results") / "vllm-h200.jsonl"
 SIDES = ("vLLM", "plug-in")
 NAMES = {"temp": "temperature", "topk_topp": "and top-k, top-p"}
+DRAFTING = "drafting"
 SIZES, BATCHES, MODES = (128_256, 151_936), (1, 64, 256), ("temp", "topk_topp")
 SMALL = ((700, 3), (1200, 1))
 
@@ -89,8 +92,8 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str, *be
     batch, nodes, size = data.target.shape
     device, asked = data.target.device, request(bench.MODES[mode], rule)
     serving = server(asked, data.noise.seed.flip(0).contiguous(), size, backend)
-    index = np.arange(batch - 1, -1, -1, dtype=np.int32)
-    slot = torch.from_numpy(index).to(device)
+    slot = slots_of(batch, device)
+    index = slot.cpu().numpy()
     counts = np.arange(0, batch * nodes + 1, nodes, dtype=np.int32)
     same = {
         "pos": torch.zeros(batch * nodes, dtype=torch.int64, device=device),
@@ -102,7 +105,10 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str, *be
 
     def named(data: bench.KernelCase) -> dict[str, Any]:
         sampled = torch.nn.functional.pad(data.tokens, (1, 0)).reshape(-1).to(torch.int32)
-        rows = {"logits": data.target.reshape(batch * nodes, size), "draft_logits": data.draft.flip(0).contiguous()}
+        kept = torch.empty_like(data.draft)
+        drafting.keep_laws(kept)
+        draws(drafting.lawful(never), data, kept)()
+        rows = {"logits": data.target.reshape(batch * nodes, size), "draft_logits": kept}
         return {**same, **rows, "draft_sampled": sampled, "verify_draft_sampled": sampled}
 
     def theirs(
@@ -126,27 +132,67 @@ def plugin(data: bench.KernelCase, mode: str, rule: ChainRule, backend: str, *be
     return partial(call, named(data))
 
 
+def slots_of(batch: int, device: torch.device) -> torch.Tensor:
+    """The slots of a batch: not in its order."""
+    return torch.arange(batch - 1, -1, -1, dtype=torch.int32, device=device)
+
+
+def never(
+    logits: Any, expanded_idx_mapping: Any, temperature: Any, seed: Any, pos: Any, apply_temperature: Any,
+    is_drafting: Any, logits_cache: Any = None, logits_cache_col: Any = None, use_fp64: Any = False,
+) -> Any:  # fmt: skip
+    """In the place of vLLM's `gumbel_sample`."""
+    raise RuntimeError("the plug-in has left this draft to vLLM")
+
+
+def draws(sampler: Callable[..., torch.Tensor], data: bench.KernelCase, kept: torch.Tensor) -> Callable[[], Any]:
+    """The drawing of all draft tokens, as a speculator of vLLM calls `gumbel_sample`."""
+    batch, depth, _ = data.draft.shape
+    device = data.draft.device
+    slot, position = slots_of(batch, device), torch.zeros(batch, dtype=torch.int64, device=device)
+    temperature, seed = data.controls.temperature, data.noise.seed.flip(0).contiguous()
+    rows = [each.contiguous() for each in data.draft.unbind(1)]  # a drafter makes one after another
+    columns = [torch.tensor(k, device=device) for k in range(depth)]
+
+    def call() -> list[torch.Tensor]:
+        return [
+            sampler(
+                row, slot, temperature, seed, position, apply_temperature=True, is_drafting=True, logits_cache=kept,
+                logits_cache_col=column,
+            )
+            for row, column in zip(rows, columns, strict=True)
+        ]  # fmt: skip
+
+    return call
+
+
 def measure(shapes: Iterable[tuple[int, int, str]]) -> Iterator[dict[str, Any]]:
     """A row for each shape, control, rule and side."""
     for size, batch, mode in shapes:
         for rule, side, call in calls(size, batch, mode):
-            count = call()[1]
+            out = call()
+            accepted = {} if rule == DRAFTING else {"accepted": round(float(out[1].double().mean()) - 1, 2)}
             yield {
-                "bench": "vllm device", "side": side, "rule": rule.name.lower(), "mode": mode, "V": size, "B": batch,
-                "K": bench.DRAFTS, "dtype": "bfloat16", "accepted": round(float(count.double().mean()) - 1, 2),
-                "us": round(bench.clock(call), 2), **in_graph(call),
+                "bench": "vllm device", "side": side, "rule": rule, "mode": mode, "V": size, "B": batch,
+                "K": bench.DRAFTS, "dtype": "bfloat16", **accepted, "us": round(bench.clock(call), 2), **in_graph(call),
             }  # fmt: skip
         torch.cuda.empty_cache()
 
 
-def calls(size: int, batch: int, mode: str) -> Iterator[tuple[ChainRule, str, Callable[[], Any]]]:
-    """Both sides' calls of one shape."""
+def calls(size: int, batch: int, mode: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Both sides' calls of one shape, by the rule; draft tokens are drawn by the temperature alone."""
     data = bench.case(batch, size, bench.MODES[mode], "cuda")
     none = torch.empty(0)  # vLLM reads the drafter's logits, not its laws
     theirs = peers.vllm(peers.Input(data.target, data.draft, none, data.tokens, bench.MODES[mode]))
     for rule in (ChainRule.TOKEN, ChainRule.BLOCK):
-        yield rule, SIDES[0], theirs[rule.name.lower()]
-        yield rule, SIDES[1], plugin(data, mode, rule, "auto")
+        yield rule.name.lower(), SIDES[0], theirs[rule.name.lower()]
+        yield rule.name.lower(), SIDES[1], plugin(data, mode, rule, "auto")
+    if mode == "temp":
+        sampler = importlib.import_module("vllm.v1.worker.gpu.sample.gumbel").gumbel_sample
+        kept = torch.empty_like(data.draft)
+        yield DRAFTING, SIDES[0], draws(sampler, data, kept)
+        drafting.keep_laws(kept)
+        yield DRAFTING, SIDES[1], draws(drafting.lawful(sampler), data, kept)
 
 
 def compile_all(shapes: Sequence[tuple[int, int, str]]) -> None:
@@ -217,7 +263,7 @@ def table(root: Path) -> str:
             for name in ("us_in_graph", "us")
             for batch in batches
         ]
-        lines.append([f"{size:,}", NAMES[mode], f"`{rule}`", *cells])
+        lines.append([f"{size:,}", NAMES[mode], rule if rule == DRAFTING else f"`{rule}`", *cells])
     stack = ", ".join(f"{name} {last['versions'][name]}" for name in ("vllm", "torch", "triton"))
     place = f"{last['machine']['gpu']}; {stack}; seed {last['seed']}; commit {last['commit']}, {last['date']}"
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n`{last['command']}`: {place}.\n"
