@@ -239,7 +239,7 @@ def masks(cases: Sequence[Case], seed: int) -> dict[str, Any]:
         return time.perf_counter() - start
 
     write()  # compiles the grammars
-    kept = {name: vars(TextState)[name] for name in ("allowed", "expected", "after")}
+    kept = {name: vars(TextState)[name] for name in ("mask", "expected", "after")}
     try:
         for name, work in kept.items():
             is_method = not isinstance(work, cached_property)
@@ -251,7 +251,7 @@ def masks(cases: Sequence[Case], seed: int) -> dict[str, Any]:
     finally:
         for name, work in kept.items():
             setattr(TextState, name, work)
-    shares = {"masks": spent["allowed"] / seconds, "all": sum(spent.values()) / seconds}
+    shares = {"masks": spent["mask"] / seconds, "all": sum(spent.values()) / seconds}
     return {"schemas": len(cases), "seconds": round(seconds, 2), "share": {k: round(v, 4) for k, v in shares.items()}}
 
 

@@ -107,6 +107,10 @@ class State(Protocol):
         """[V] whether each token may come next; end tokens may where the text may end. May raise a DraftproofError."""
         ...
 
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        """[D] the same of the tokens `ids` alone."""
+        ...
+
     @property
     def expected(self) -> int:
         """The token that comes next for sure or nearly so, as in a key that is spelled out; -1 where it is open."""

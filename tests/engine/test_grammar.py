@@ -281,6 +281,23 @@ def test_every_token_that_fits_is_allowed_not_only_the_tokenizers_own():
     assert (only_way.expected, only_way.allowed.sum()) == (spelled("e")[0], 1)
 
 
+def test_places_where_the_same_may_follow_share_a_mask():
+    """Also of two grammars, and never where one text may end and the other may not."""
+    model = wordy()
+    one, other, longer = (
+        grammars.start(dp.Grammar.regex(pattern), model, model.end_tokens) for pattern in ("[0-3]{2}", "[0-3]{3}", "a*")
+    )
+    below = other.after(*spelled("1"))
+    assert below.allowed is one.allowed
+    assert below.allowed is not longer.allowed
+    assert not below.allowed.flags.writeable
+    last = one.after(*spelled("1")).after(*spelled("2"))
+    assert np.nonzero(last.allowed)[0].tolist() == list(model.end_tokens)
+    some, others = np.array([0, 3, 7]), np.array([1, 2])
+    for place, ids in ((one, some), (below, some), (below, others), (one, some), (last, some)):
+        assert place.among(ids).tolist() == place.allowed[ids].tolist()
+
+
 GRAMMARS = [
     (NAMED, lambda text: set(json.loads(text)) == {"name"}),
     ("json", lambda text: json.loads(text) is not ...),

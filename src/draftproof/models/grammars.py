@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -20,6 +21,7 @@ from draftproof.grammar import Grammar, State
 from draftproof.models.base import Model
 
 KEPT = 256  # compiled grammars of a tokenizer
+MASKS = 256  # masks that are kept for texts of one vocabulary: a byte for each token
 FUEL = 2_000_000  # of llguidance, for reading a grammar: about 50,000 a millisecond
 # All tokens that fit are allowed, not only those that the tokenizer would choose for the text that must follow.
 EVERY_TOKEN = '%llguidance {"no_forcing": true}\n'
@@ -75,6 +77,48 @@ def is_known(grammar: Grammar, model: Model, end_tokens: tuple[int, ...]) -> boo
         return grammar.kind == "tokens" or (grammar, model.vocabulary, end_tokens) in _compiled.get(model.tokenizer, ())
 
 
+class Mask:
+    """Which tokens may come next: the same object wherever the same tokens may."""
+
+    def __init__(self, allowed: np.ndarray) -> None:
+        allowed.flags.writeable = False  # texts share it
+        self.allowed = allowed
+        self._last: tuple[np.ndarray, np.ndarray] | None = None  # ids, and what is allowed of them
+
+    @cached_property
+    def only(self) -> int:
+        """The only token that is allowed; -1 where there are several."""
+        return only(self.allowed)
+
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        """[D] whether each of these tokens is allowed; known where the last ones were asked for again."""
+        last = self._last
+        if last is None or last[0] is not ids:
+            self._last = last = ids, self.allowed.take(ids)
+        return last[1]
+
+
+@lru_cache(maxsize=16)
+def masks(vocabulary: int, ends: tuple[int, ...]) -> Callable[[bytes, bool], Mask]:
+    """Makes the masks of a model's texts from llguidance's bits and from whether the text may end there.
+
+    A text comes to the same masks again and again, and other texts to the same.
+    """
+
+    @lru_cache(maxsize=MASKS)
+    def mask(bits: bytes, may_end: bool) -> Mask:
+        read = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
+        return Mask(with_ends(read.view(bool)[:vocabulary], ends, may_end))
+
+    return mask
+
+
+def with_ends(allowed: np.ndarray, ends: Sequence[int], may_end: bool) -> np.ndarray:
+    """The mask with end tokens where the text may end, and nowhere else."""
+    allowed[list(ends)] = may_end
+    return allowed
+
+
 class Ended:
     """After the end of a text anything may follow, for nothing of it is used."""
 
@@ -82,6 +126,9 @@ class Ended:
 
     def __init__(self, vocabulary: int) -> None:
         self.allowed = np.ones(vocabulary, dtype=bool)
+
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        return self.allowed.take(ids)
 
     def after(self, token: int) -> State:
         return self
@@ -93,12 +140,7 @@ class Frame:
     def __init__(self, vocabulary: int, end_tokens: tuple[int, ...]) -> None:
         self.vocabulary, self.ended = vocabulary, Ended(vocabulary)
         self.ends = frozenset(end for end in end_tokens if end < vocabulary)
-        self._ids = sorted(self.ends)
-
-    def with_ends(self, allowed: np.ndarray, may_end: bool) -> np.ndarray:
-        """The mask with end tokens where the text may end, and nowhere else."""
-        allowed[self._ids] = may_end
-        return allowed
+        self.masks = masks(vocabulary, tuple(sorted(self.ends)))
 
 
 class Automaton:
@@ -111,7 +153,10 @@ class Automaton:
     def allowed(self) -> np.ndarray:
         mask = np.zeros(self.frame.vocabulary, dtype=bool)
         mask[list(self.states[self.place])] = True
-        return self.frame.with_ends(mask, self.place in self.accepting)
+        return with_ends(mask, sorted(self.frame.ends), self.place in self.accepting)
+
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        return self.allowed.take(ids)
 
     @property
     def expected(self) -> int:
@@ -158,12 +203,18 @@ class TextState:
         self._below: WeakValueDictionary[int, TextState] = WeakValueDictionary()  # a draft's states serve its text
 
     @cached_property
-    def allowed(self) -> np.ndarray:
-        bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
+    def mask(self) -> Mask:
+        bits = self.matcher.compute_bitmask()
         if self.matcher.is_error():
             raise DraftproofError(f"the grammar is too large to follow here: {_reason(self.matcher.get_error())}")
-        mask = np.unpackbits(bits, bitorder="little").view(bool)[: self.frame.vocabulary]
-        return self.frame.with_ends(mask, self.matcher.is_accepting())
+        return self.frame.masks(bits, self.matcher.is_accepting())
+
+    @property
+    def allowed(self) -> np.ndarray:
+        return self.mask.allowed
+
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        return self.mask.among(ids)
 
     @cached_property
     def ahead(self) -> tuple[int, ...]:
@@ -175,7 +226,7 @@ class TextState:
 
     @cached_property
     def expected(self) -> int:
-        return self.ahead[0] if self.ahead and self.allowed[self.ahead[0]] else only(self.allowed)
+        return self.ahead[0] if self.ahead and self.allowed[self.ahead[0]] else self.mask.only
 
     @property
     def is_over(self) -> bool:

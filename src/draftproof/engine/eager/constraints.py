@@ -82,6 +82,9 @@ class Broken:
     def allowed(self) -> np.ndarray:
         raise self.error
 
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        raise self.error
+
     def after(self, token: int) -> None:
         return None
 
@@ -101,4 +104,4 @@ def is_open(state: State | None) -> bool:
 def _allowed(state: State | None, ids: np.ndarray | None) -> np.ndarray | None:
     if state is None or not is_open(state):
         return None
-    return state.allowed if ids is None else state.allowed.take(ids)
+    return state.allowed if ids is None else state.among(ids)

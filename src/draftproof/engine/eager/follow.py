@@ -86,7 +86,7 @@ def follow(row: Row, drafter: PathDrafter, longest: int, room: int) -> Followed 
 def _laws(row: Row, drafter: PathDrafter, ids: np.ndarray) -> Callable[[list[int], State], np.ndarray | None]:
     temperature = row.draft_sampling.temperature
     assert not callable(temperature)
-    return lambda path, here: drafter.law_after(path, temperature, here.allowed.take(ids))
+    return lambda path, here: drafter.law_after(path, temperature, here.among(ids))
 
 
 def fits(rows: Sequence[Row], tree: Tree) -> bool:
