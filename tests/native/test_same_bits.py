@@ -20,8 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 import draftproof as dp
 from draftproof import Tree
+from draftproof.models.base import sessions
+from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
 from draftproof.models.llama.backends import native_stack
+from draftproof.models.llama.block import LayerShape
+from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.llama.int8 import quantise
 from draftproof.models.llama.rebuild import rebuild
 from draftproof.native import build
@@ -90,6 +94,35 @@ def test_all_ways_compute_the_same_bits(monkeypatch, way, name):
         pytest.skip("no compiler: there is torch alone")
     here = read(quantised(name, build.compiled(), monkeypatch))
     there = read(quantised(name, library(way), monkeypatch))
+    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
+
+
+@torch.no_grad()
+def read_by_head(target: HFModel) -> list[torch.Tensor]:
+    """Entries of a head and its scores of draft tokens, from what the target has read at once and in a step."""
+    torch.manual_seed(7)
+    made = HeadNetwork(HeadConfig(LayerShape(39, 3, 1, 20, 51), 2, (0, 1, 2), 10000.0, 40))
+    made.tokens.copy_(torch.arange(0, 80, 2))
+    made.tap_scale.mul_(1 + torch.rand_like(made.tap_scale))
+    session, (drafter,) = sessions(target, [HeadModel(target, made)], 1, 60)
+    tree, tokens, scores = Tree.chain(3), np.array([[TEXT[-1], 4, 6, 8]]), []
+    for one in (session, drafter.session):
+        one.join(0, TEXT)
+    for last in (5, 9):
+        scores.append(torch.as_tensor(drafter.session.extend(tree, tokens, range(4))))
+        session.extend(tree, tokens, range(4))
+        for one in (session, drafter.session):
+            one.commit(tree, tokens, [2], [last])
+        tokens[0, 0] = last
+    return [*scores, *drafter.session.cache.buffers]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_head_computes_the_same_bits_in_all_ways(monkeypatch, way):
+    if build.compiled() is None:
+        pytest.skip("no compiler: there is torch alone")
+    here = read_by_head(quantised("odd", build.compiled(), monkeypatch))
+    there = read_by_head(quantised("odd", library(way), monkeypatch))
     assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
 
 

@@ -76,6 +76,7 @@ def built(processor: str) -> Any:
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 6, MaskStruct, pointer]
     library.laws.argtypes, library.laws.restype = [pointer, pointer, count, count, ctypes.c_float, pointer], count
+    library.catch_up.argtypes = [pointer, Sizes, *[pointer] * 7, count, pointer]
     library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
     library.follow.argtypes = [pointer, Sizes, count, pointer, ctypes.c_float, *[pointer] * 8, count, pointer]
     library.guess.restype = library.follow.restype = count
@@ -87,7 +88,7 @@ def built(processor: str) -> Any:
     library.threads_at.argtypes = [ctypes.c_double, count]
     library.learn.argtypes = [ctypes.c_double, count, ctypes.c_int, ctypes.c_double, ctypes.c_int]
     layout = ("column_maxima", "lay_out_floats", "lay_out_bytes")
-    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend", "learn", *layout):
+    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend", "catch_up", "learn", *layout):
         getattr(library, name).restype = None
     return library
 

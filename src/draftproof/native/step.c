@@ -100,22 +100,43 @@ void draws(const float *laws, long rows, long size, const double *u, long *out) 
 
 /* A trained head: from a state and the token after it to its next state, and to scores of its draft tokens. */
 typedef struct {
-    const Layer *layer;
-    Linear join, output; /* the second with the norm before it */
-    const float *embeddings, *norm_state, *norm_embedding;
+    const Layer *layers; /* what the target has read goes through all of them, draft tokens through the last */
+    long count;
+    Linear fusion, join, output; /* the last with the norm before it */
+    const float *tap_scale, *embeddings, *norm_state, *norm_embedding;
     float eps;
     const long *tokens;
 } Head;
 
+/* out [2 * width] = the norms of a state and of the embedding of the token after it, side by side. */
+static void pair(const Head *head, const float *state, long token, float *out) {
+    long width = head->join.outputs;
+    norm(state, head->norm_state, head->eps, 1, width, out);
+    norm(head->embeddings + token * width, head->norm_embedding, head->eps, 1, width, out + width);
+}
+
+/* Entries of n.tokens tokens of one text from the target's hidden states [tokens, taps, width] at them, and from the
+   tokens after them. `caches` are keys and values of each layer; states [tokens, width] become the head's own. */
+void catch_up(const Head *head, Sizes n, const float *features, const long *tokens, const float *cos, const float *sin,
+              float *const *caches, float *states, float *work, long work_width, char *scratch) {
+    long width = head->join.outputs, taps = head->fusion.width / width;
+    Mask causal[head->count];
+    for (long l = 0; l < head->count; l++) causal[l] = (Mask){0, 0};
+    for (long i = 0; i < n.tokens * taps; i++)
+        norm(features + i * width, head->tap_scale + i % taps * width, head->eps, 1, width, work + i * width);
+    linear(&head->fusion, work, n.tokens, scratch, states);
+    for (long i = 0; i < n.tokens; i++) pair(head, states + i * width, tokens[i], work + 2 * i * width);
+    linear(&head->join, work, n.tokens, scratch, states);
+    stack(n, head->count, head->layers, caches, causal, cos, sin, 0, states, 0, work, work_width, scratch);
+}
+
 /* The head's state after one more token, which n describes; `state` is the one before it. */
 static void read_token(const Head *head, Sizes n, long token, const float *state, const float *cos, const float *sin,
                        float *const *caches, float *next, float *work, long work_width, char *scratch) {
-    long width = head->join.outputs;
     const Mask all = {0, -1};
-    norm(state, head->norm_state, head->eps, 1, width, work);
-    norm(head->embeddings + token * width, head->norm_embedding, head->eps, 1, width, work + width);
+    pair(head, state, token, work);
     linear(&head->join, work, 1, scratch, next);
-    stack(n, 1, head->layer, caches, &all, cos, sin, 0, next, 0, work, work_width, scratch);
+    stack(n, 1, head->layers + head->count - 1, caches, &all, cos, sin, 0, next, 0, work, work_width, scratch);
 }
 
 /* The head's law after `count` more tokens of one text, of the draft tokens that the mask allows. states [count + 1, width]

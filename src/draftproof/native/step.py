@@ -92,9 +92,10 @@ class HeadStruct(ctypes.Structure):
     """A trained head, as step.c has it."""
 
     _fields_ = (
-        ("layer", ctypes.c_void_p),
-        *((name, LinearStruct) for name in ("join", "output")),
-        *((name, ctypes.c_void_p) for name in ("embeddings", "norm_state", "norm_embedding")),
+        ("layers", ctypes.c_void_p),
+        ("count", ctypes.c_long),
+        *((name, LinearStruct) for name in ("fusion", "join", "output")),
+        *((name, ctypes.c_void_p) for name in ("tap_scale", "embeddings", "norm_state", "norm_embedding")),
         ("eps", ctypes.c_float),
         ("tokens", ctypes.c_void_p),
     )
@@ -105,7 +106,7 @@ class NativeHead(NamedTuple):
 
     struct: HeadStruct
     kept: tuple[Any, ...]
-    heads: int  # of queries, in its layer
+    heads: int  # of queries, in its layers
     drafted: int  # tokens that it can draft
     width: int  # of its states
     widest: int  # of the widest thing a token becomes
@@ -114,24 +115,29 @@ class NativeHead(NamedTuple):
 def lay_out_head(
     stack: Stack,
     heads: int,
-    linears: tuple[NativeLinear, NativeLinear],
+    linears: tuple[NativeLinear, NativeLinear, NativeLinear],
     norms: tuple[RMSNorm, RMSNorm, RMSNorm | None],
+    tap_scale: torch.Tensor,
     embeddings: torch.Tensor,
     tokens: torch.Tensor,
 ) -> NativeHead:
-    """A head for `guess`: its layers, of which guesses use the last.
+    """A head for `catch_up`, `follow` and `guess`: its layers, of which draft tokens use the last.
 
-    linears     that join a state and an embedding, and the output rows of the draft tokens
+    linears     that fuse the target's hidden states, that join a state and an embedding, and the output rows of the
+                draft tokens
     norms       of states, of embeddings, and before the output rows if that is not part of them
+    tap_scale   [taps, width] of the target's hidden states, once each has unit norm
     embeddings  [V, width] of the target
     tokens      [D] int64 ids that it can draft
     """
-    (join, output), (norm_state, norm_embedding, norm_out) = linears, norms
+    (fusion, join, output), (norm_state, norm_embedding, norm_out) = linears, norms
     struct = LinearStruct.from_buffer_copy(output.struct)
     gain = None if norm_out is None else absorb(norm_out, struct)
-    inputs = (embeddings, norm_state.weight, norm_embedding.weight)
+    inputs = (tap_scale, embeddings, norm_state.weight, norm_embedding.weight)
     head = HeadStruct(
-        ctypes.addressof(stack.layers[len(stack.layers) - 1]),
+        ctypes.addressof(stack.layers),
+        len(stack.layers),
+        fusion.struct,
         join.struct,
         struct,
         *(tensor.data_ptr() for tensor in inputs),
@@ -139,8 +145,58 @@ def lay_out_head(
         tokens.data_ptr(),
     )
     width = join.struct.outputs
-    kept = (stack, join, output, gain, *inputs, tokens)
-    return NativeHead(head, kept, heads, struct.outputs, width, max(stack.width, 2 * width))
+    kept = (stack, fusion, join, output, gain, *inputs, tokens)
+    return NativeHead(head, kept, heads, struct.outputs, width, max(stack.width, fusion.struct.width, 2 * width))
+
+
+def _sizes(head: NativeHead, keys: torch.Tensor, entry: int, tokens: int) -> Sizes:
+    """Of a call that computes some entries of the first row of a cache with these keys, from this one on."""
+    _, kv_heads, room, size = keys.shape
+    return Sizes(1, tokens, head.heads, kv_heads, size, room, entry + 1, 1, entry + tokens + 1, 0, 0)
+
+
+def _work(head: NativeHead, like: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Memory for the intermediate results of a call."""
+    return like.new_empty((tokens, 3 * head.widest + head.width + 2))
+
+
+def _parts(head: NativeHead, work: torch.Tensor) -> tuple[int, int, int]:
+    """The same as C takes it: what tokens become, how wide that may be, and what a linear layer reads."""
+    start = work.data_ptr()
+    return start, head.widest, start + 4 * len(work) * (2 * head.widest + head.width)
+
+
+def catch_up(
+    head: NativeHead,
+    features: torch.Tensor,
+    tokens: np.ndarray,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    entry: int,
+    entries: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> torch.Tensor:
+    """Compute consecutive entries from what the target has read; the states after them [T, width].
+
+    features  the target's hidden states [T, taps * width], contiguous
+    tokens    [T] int64, after those that the states belong to
+    entry     the first of them
+    entries   keys and values [rows, kv_heads, slots, size] of each layer
+
+    What is not said here is as `guess` has it.
+    """
+    count, (cos, sin) = len(tokens), angles
+    states, work = features.new_empty((count, head.width)), _work(head, features, count)
+    build.compiled().catch_up(
+        ctypes.byref(head.struct),
+        _sizes(head, entries[0][0], entry, count),
+        features.data_ptr(),
+        tokens.ctypes.data,
+        cos[entry:].data_ptr(),
+        sin[entry:].data_ptr(),
+        (ctypes.c_void_p * (2 * len(entries)))(*(buffer.data_ptr() for pair in entries for buffer in pair)),
+        states.data_ptr(),
+        *_parts(head, work),
+    )
+    return states
 
 
 def guess(
@@ -162,14 +218,12 @@ def guess(
     Returns indices among the head's draft tokens [L], and the laws [L + 1, D] they were drawn from, the last row zero.
     """
     count, (keys, values), (cos, sin) = len(u), entries, angles
-    _, kv_heads, room, size = keys.shape
     states, laws = state.new_empty((count, head.width)), np.zeros((count + 1, head.drafted), dtype=np.float32)
     states[0], u = state.flatten(), np.ascontiguousarray(u)
-    places, widest = np.empty(count, dtype=np.int64), head.widest
-    work = state.new_empty(3 * widest + head.width + 2)
+    places, work = np.empty(count, dtype=np.int64), _work(head, state, 1)
     drawn = build.compiled().guess(
         ctypes.byref(head.struct),
-        Sizes(1, 1, head.heads, kv_heads, size, room, entry + 1, 1, entry + 2, 0, 0),
+        _sizes(head, keys, entry, 1),
         count,
         temperature,
         u.ctypes.data,
@@ -180,9 +234,7 @@ def guess(
         states.data_ptr(),
         laws.ctypes.data,
         places.ctypes.data,
-        work.data_ptr(),
-        widest,
-        work.data_ptr() + 4 * (2 * widest + head.width),
+        *_parts(head, work),
     )
     return (places, laws) if drawn == count else None
 
@@ -204,14 +256,12 @@ def follow(
     The other arguments are those of `guess`. Returns the state after the tokens, and the law [D] of the next one.
     """
     count, (keys, values), (cos, sin) = len(tokens), entries, angles
-    _, kv_heads, room, size = keys.shape
     states, law = state.new_empty((count + 1, head.width)), np.empty(head.drafted, dtype=np.float32)
     states[0], ids = state.flatten(), np.array(tokens, dtype=np.int64)
-    widest, mask = head.widest, np.ascontiguousarray(mask)
-    work = state.new_empty(3 * widest + head.width + 2)
+    mask, work = np.ascontiguousarray(mask), _work(head, state, 1)
     valid = build.compiled().follow(
         ctypes.byref(head.struct),
-        Sizes(1, 1, head.heads, kv_heads, size, room, entry + 1, 1, entry + 2, 0, 0),
+        _sizes(head, keys, entry, 1),
         count,
         ids.ctypes.data,
         temperature,
@@ -222,8 +272,6 @@ def follow(
         values.data_ptr(),
         states.data_ptr(),
         law.ctypes.data,
-        work.data_ptr(),
-        widest,
-        work.data_ptr() + 4 * (2 * widest + head.width),
+        *_parts(head, work),
     )
     return (states[count], law) if valid else None

@@ -1,4 +1,4 @@
-"""The head in C: its laws under masks and at temperature zero are those that its scores have in Python."""
+"""The head in C: its entries are those of its layers to the last bit, its laws those that its scores have in Python."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from draftproof.models.base import sessions
 from draftproof.models.drafters import head as head_module
 from draftproof.models.drafters.head import HeadModel
 from draftproof.models.hf import HFModel
+from draftproof.models.llama.backends import native_head
 from draftproof.models.llama.backends.linear import PackedLinear
 from draftproof.models.llama.int8 import Int8Linear, quantise
 from draftproof.models.llama.rebuild import pack, rebuild
@@ -25,7 +26,57 @@ TEXT = [65, 66, 67, 70]
 def head(precision):
     lean = rebuild(copy.deepcopy(tiny.network("llama")))
     lean = pack(lean) if precision == "float32" else quantise(lean, list(range(40, 90)))
-    return HeadModel(HFModel(lean, tiny.tokenizer()), heads.network(layers=2))
+    network = heads.network(layers=2)
+    with torch.no_grad():
+        network.tap_scale.mul_(1 + torch.rand_like(network.tap_scale))  # so that no tap is scaled as another
+    return HeadModel(HFModel(lean, tiny.tokenizer()), network)
+
+
+@pytest.fixture(params=["float32", "int8"])
+def in_one_precision(request, monkeypatch):
+    """A head whose own weights are in this precision too: beside a target in float32 they are integers otherwise."""
+    if request.param == "float32":
+        monkeypatch.setattr(head_module, "in_c", lambda: False)
+    return head(request.param)
+
+
+def entries_of(model, row, start, count, most):
+    """The state after the last of `count` entries from `start` on, and the cache; computed `most` entries at a time."""
+    text = [(17 * i + 3) % tiny.VOCABULARY for i in range(start + count + 1)]
+    target, (drafter,) = sessions(model.target, [model], 2, 60)
+    for one in (target, drafter.session):
+        one.join(0, text)
+        one.join(1, text)
+    target.read(2)
+    for first in (*range(0, start, most), *range(start, start + count, most)):
+        stop = min(first + most, start if first < start else start + count)
+        state = drafter.session._straight(row, first, stop - 1)
+    return [state, *drafter.session.cache.buffers]
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("start", [0, 7])
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+def test_entries_made_in_one_call_are_those_of_the_layers_to_the_last_bit(in_one_precision, count, start, row):
+    """The layers read a few at a time: of many tokens in float32, torch computes norms in its own way."""
+    model = in_one_precision
+    if model.in_c is None:
+        return
+    here = entries_of(model, row, start, count, most=count)
+    model.in_c = None
+    there = entries_of(model, row, start, count, most=20)
+    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
+    assert bool(here[1][row].any())
+
+
+def test_a_long_text_is_read_part_by_part(in_one_precision, monkeypatch):
+    model = in_one_precision
+    if model.in_c is None:
+        return
+    here = entries_of(model, 0, 3, 40, most=40)
+    monkeypatch.setattr(native_head, "MOST", 6 * model.in_c.widest)
+    there = entries_of(model, 0, 3, 40, most=40)
+    assert all(torch.equal(one, other) for one, other in zip(here, there, strict=True))
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0.0])
@@ -70,7 +121,23 @@ def test_a_head_is_in_integers_beside_a_target_in_float32_where_there_is_a_compi
     assert bool(apart.max() > 0) == compiled
 
 
-@pytest.mark.parametrize("grammar", [None, dp.Grammar.regex("(ab|cd|[d-z]x)*!")])
+GRAMMARS = [None, dp.Grammar.regex("(ab|cd|[d-z]x)*!")]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_seed_means_the_same_text_whether_or_not_the_head_is_in_c(in_one_precision, seed, grammar):
+    model, texts = in_one_precision, []
+    in_c = model.in_c
+    for model.in_c in (in_c, None):
+        how = {"sampling": dp.Sampling(temperature=0.8, grammar=grammar), "max_new_tokens": 30, "seed": seed}
+        made = dp.generate(model.target, TEXT, draft=model, tree="chain:3", **how)
+        assert not made.trace.failures
+        texts.append([(step.tokens, step.drafted) for step in made.trace.steps])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_greedy_texts_do_not_depend_on_who_drafts_them(precision, grammar):
     model = head(precision)

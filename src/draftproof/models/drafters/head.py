@@ -210,6 +210,11 @@ class HeadSession:
     def _first(self, rows: int) -> None:
         """Compute the entries that the cache lacks, the one of node 0 last."""
         self.target.read(rows)
+        if rows == 1 and len(self.texts[0]) > 1:
+            entry = len(self.texts[0]) - 2  # node 0's
+            self.states = self._straight(0, min(int(self.known[0]), entry), entry)
+            self.known[0] = entry + 1
+            return
         last = np.array([len(text) - 2 for text in self.texts[:rows]])  # node 0's entry
         start = np.minimum(self.known[:rows], last)
         missing = last - start
@@ -218,9 +223,6 @@ class HeadSession:
                 self._straight(int(row), int(start[row]), int(last[row]) - 1)
             start = last
         self.known[:rows] = last + 1
-        if rows == 1 and last[0] >= 0:
-            self.states = self._straight(0, int(start[0]), int(last[0]))[:, -1:]
-            return
         width = int((last - start).max()) + 1  # columns are padding, then entries
         entries = np.arange(1 - width, 1) + last[:, None]  # [B, T]
         entries = np.where(entries < start[:, None], -1, entries)
@@ -235,18 +237,24 @@ class HeadSession:
         self.states = self._run(states, ids, call, known=True)[:, -1:]
 
     def _straight(self, row: int, start: int, last: int) -> torch.Tensor:
-        """Entries of one row from the target's states: slots are ranges, nothing is padded."""
-        if row and not self.cache.is_allocated:
+        """Compute entries of one row from the target's states; its own state [1, 1, width] after the last one.
+
+        Slots are ranges, and nothing is padded.
+        """
+        if not self.cache.is_allocated:
             shape = self.model.network.config.shape
             self.cache.allocate(shape.shared, shape.size, self.angles.cos)
-        count, device = last + 1 - start, self.angles.cos.device
-        mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
-        ids = np.array([self.texts[row][start + 1 : last + 2]])
-        states = self._fuse(self._features()[row : row + 1, start + 1 : last + 2])
+        features = self._features()[row, start + 1 : last + 2]
+        tokens = np.array(self.texts[row][start + 1 : last + 2])
         cache = self.cache.alone(row) if row else self.cache
         cache.writes([last + 1])
+        if self.model.in_c is not None:
+            entries = [(layer.keys, layer.values) for layer in cache.layers]
+            return native_head.catch_up(self.model.in_c, features, tokens, self.angles, start, entries)[None, None]
+        count, device = len(tokens), self.angles.cos.device
+        mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
         call = self._call(np.arange(start, last + 1)[None], mask, Range(start + 1, last + 2, begin=1), cache)
-        return self._run(states, ids, call, known=True)
+        return self._run(self._fuse(features[None]), tokens[None], call, known=True)[:, -1:]
 
     def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
         """Entries of the draft tokens of one level, from the head's own states after their parents."""
