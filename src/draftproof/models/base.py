@@ -110,9 +110,12 @@ class ChainDrafter(ReducedVocabulary, Protocol):
 class PathDrafter(ReducedVocabulary, Protocol):
     """Drafts for one text token by token, with no tree to look at."""
 
-    def law_after(self, path: Sequence[int], temperature: float, mask: np.ndarray) -> np.ndarray | None:
-        """The law [D] of what follows a path of draft tokens, among those that the mask [D] allows; zero where it
-        allows none. A path of a step continues the one before it. None where that cannot be done, in a whole step."""
+    def draw_after(
+        self, path: Sequence[int], temperature: float, u: float, mask: np.ndarray
+    ) -> tuple[int, np.ndarray] | None:
+        """What follows a path of draft tokens, by u among those that the mask [D] allows: its place among
+        `draft_tokens`, -1 where it allows none, and the law [D] that it was drawn from. A path of a step continues the
+        one before it. None where that cannot be done, in a whole step."""
         ...
 
 

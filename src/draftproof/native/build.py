@@ -78,7 +78,8 @@ def built(processor: str) -> Any:
     library.laws.argtypes, library.laws.restype = [pointer, pointer, count, count, ctypes.c_float, pointer], count
     library.catch_up.argtypes = [pointer, Sizes, *[pointer] * 7, count, pointer]
     library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
-    library.follow.argtypes = [pointer, Sizes, count, pointer, ctypes.c_float, *[pointer] * 8, count, pointer]
+    library.follow.argtypes = [pointer, Sizes, count, pointer, ctypes.c_float, ctypes.c_double]
+    library.follow.argtypes += [*[pointer] * 8, count, pointer]
     library.guess.restype = library.follow.restype = count
     library.draws.argtypes = [pointer, count, count, pointer, pointer]
     uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]

@@ -140,18 +140,18 @@ static void read_token(const Head *head, Sizes n, long token, const float *state
 }
 
 /* The head's law after `count` more tokens of one text, of the draft tokens that the mask allows. states [count + 1, width]
-   hold the first state; the others become those after the tokens. cos, sin and n belong to the first token. Returns
-   whether there is a law: none of the scores is NaN, and one is finite. */
-long follow(const Head *head, Sizes n, long count, const long *tokens, float temperature, const unsigned char *mask,
-            const float *cos, const float *sin, float *keys, float *values, float *states, float *out, float *work,
-            long work_width, char *scratch) {
+   hold the first state; the others become those after the tokens. cos, sin and n belong to the first token. Returns the
+   token that u draws, as its index among those; -1 where there is no law: a score is NaN, or none is finite. */
+long follow(const Head *head, Sizes n, long count, const long *tokens, float temperature, double u,
+            const unsigned char *mask, const float *cos, const float *sin, float *keys, float *values, float *states,
+            float *out, float *work, long work_width, char *scratch) {
     long width = head->join.outputs, drafted = head->output.outputs;
     float *const caches[] = {keys, values};
     for (long i = 0; i < count; i++, n.start++, n.end++)
         read_token(head, n, tokens[i], states + i * width, cos + i * n.size, sin + i * n.size, caches,
                    states + (i + 1) * width, work, work_width, scratch);
     linear_where(&head->output, states + count * width, mask, scratch, out);
-    return law(out, mask, drafted, temperature, out);
+    return law(out, mask, drafted, temperature, out) ? draw(out, drafted, u) : -1;
 }
 
 /* A chain of `count` draft tokens after one text: draws each with its u from the head's law, and reads it. states [count,

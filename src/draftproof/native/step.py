@@ -247,24 +247,27 @@ def follow(
     entries: tuple[torch.Tensor, torch.Tensor],
     tokens: Sequence[int],
     temperature: float,
+    u: float,
     mask: np.ndarray,
-) -> tuple[torch.Tensor, np.ndarray] | None:
-    """Read draft tokens that are given after a state; None where a law is not finite.
+) -> tuple[torch.Tensor, int, np.ndarray] | None:
+    """Read draft tokens that are given after a state, and draw the next; None where its law is not finite.
 
     mask      [D] which draft tokens may come after them
 
-    The other arguments are those of `guess`. Returns the state after the tokens, and the law [D] of the next one.
+    The other arguments are those of `guess`. Returns the state after the tokens, the next one's index among the head's
+    draft tokens, and the law [D] that it was drawn from.
     """
     count, (keys, values), (cos, sin) = len(tokens), entries, angles
     states, law = state.new_empty((count + 1, head.width)), np.empty(head.drafted, dtype=np.float32)
     states[0], ids = state.flatten(), np.array(tokens, dtype=np.int64)
     mask, work = np.ascontiguousarray(mask), _work(head, state, 1)
-    valid = build.compiled().follow(
+    drawn = build.compiled().follow(
         ctypes.byref(head.struct),
         _sizes(head, keys, entry, 1),
         count,
         ids.ctypes.data,
         temperature,
+        u,
         mask.ctypes.data,
         cos[entry:].data_ptr(),
         sin[entry:].data_ptr(),
@@ -274,4 +277,4 @@ def follow(
         law.ctypes.data,
         *_parts(head, work),
     )
-    return (states[count], law) if valid else None
+    return (states[count], drawn, law) if drawn >= 0 else None

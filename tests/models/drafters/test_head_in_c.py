@@ -81,7 +81,7 @@ def test_a_long_text_is_read_part_by_part(in_one_precision, monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0.7, 0.0])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_the_law_after_a_path_is_that_of_the_allowed_tokens(precision, temperature):
+def test_what_follows_a_path_is_drawn_from_the_law_of_the_allowed_tokens(precision, temperature):
     """One token alone, some of one group of outputs, a few here and there, all of them; several tokens read at once."""
     model, chance = head(precision), np.random.default_rng(2)
     if model.in_c is None:
@@ -92,11 +92,14 @@ def test_the_law_after_a_path_is_that_of_the_allowed_tokens(precision, temperatu
         target, (drafter,) = sessions(model.target, [model], 1, 60)
         for one in (target, drafter.session):
             one.join(0, TEXT)
-        found = [drafter.session.law_after(path[:n], temperature, some[n % 4]) for n in lengths]
+        u = chance.random(5)
+        found = [drafter.session.draw_after(path[:n], temperature, u[n], some[n % 4]) for n in lengths]
+        assert drafter.session.draw_after(path[: lengths[-1]], temperature, 0.5, some[0] & False)[0] == -1
         drafter.forget()
         tokens = np.array([[TEXT[-1], *path]])
         scores = np.asarray(drafter.session.extend_reduced(Tree.chain(4), tokens, range(5)), dtype=np.float64)[0]
-        for n, law in zip(lengths, found, strict=True):
+        for n, (place, law) in zip(lengths, found, strict=True):
+            assert place == dp.law.sample(law[None], np.array([u[n]]))[0]
             masked = np.where(some[n % 4], scores[n], -np.inf)
             truth = dp.sampling.law(masked[None], dp.Sampling(temperature=temperature))[0]
             np.testing.assert_allclose(law, truth, atol=1e-6)

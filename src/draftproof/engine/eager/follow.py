@@ -5,14 +5,14 @@ It drafts what `propose` would, without the arrays of several rows and drafters:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from draftproof.draft import Tree
 from draftproof.engine.eager.columns import Columns
 from draftproof.engine.eager.constraints import Constraints, checked, is_open
-from draftproof.engine.eager.rows import Row, drawn
+from draftproof.engine.eager.rows import Row
 from draftproof.errors import first_line
 from draftproof.grammar import State
 from draftproof.models.base import PathDrafter
@@ -50,15 +50,17 @@ class Followed:
         return Constraints({0: self.states})
 
 
-def follow(row: Row, drafter: PathDrafter, longest: int, room: int) -> Followed | None:
+def follow(row: Row, drafter: PathDrafter, longest: int, room: int, u: np.ndarray) -> Followed | None:
     """Draft up to `longest` tokens, or up to `room` as long as all are sure; None where it cannot.
+
+    u    uniforms of the first nodes of the chain; those of others are looked up
 
     What was drawn before a failure stays: see `propose`.
     """
     assert row.state is not None
     made, left, ids = Followed(row.state), longest, np.asarray(drafter.draft_tokens)
-    next_law = _laws(row, drafter, ids)
-    guessed = False
+    temperature, guessed = row.draft_sampling.temperature, False
+    assert not callable(temperature)
     while len(made.tokens) < room and is_open(here := made.states[-1]) and here is not None:
         guessed = guessed or here.expected < 0
         if guessed and left <= 0:
@@ -67,26 +69,21 @@ def follow(row: Row, drafter: PathDrafter, longest: int, room: int) -> Followed 
             made.add(here.expected, here.expected)
             left -= 1
             continue
+        node = len(made.tokens) + 1
+        own = float(u[node]) if node < len(u) else uniform(*row.members[0], row.step, Lane.DRAFT, node)
         try:
-            law = next_law(made.tokens, here)
+            drawn = drafter.draw_after(made.tokens, temperature, own, here.among(ids))
         except Exception as error:  # whatever a drafter raises, the text goes on
             made.failure = first_line(error)
             break
-        if law is None:
+        if drawn is None:
             return None
-        u = uniform(*row.members[0], row.step, Lane.DRAFT, len(made.tokens) + 1)
-        place = int(drawn(law[None], np.array([u]))[0])
-        if not law[place] > 0:  # a law of zeros: nothing is drafted
+        place, law = drawn
+        if place < 0:  # none of the tokens that may follow can be drafted
             break
         made.add(int(ids[place]), law)
         left -= 1
     return made
-
-
-def _laws(row: Row, drafter: PathDrafter, ids: np.ndarray) -> Callable[[list[int], State], np.ndarray | None]:
-    temperature = row.draft_sampling.temperature
-    assert not callable(temperature)
-    return lambda path, here: drafter.law_after(path, temperature, here.among(ids))
 
 
 def fits(rows: Sequence[Row], tree: Tree) -> bool:

@@ -169,11 +169,11 @@ def _followed(
     rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree, guess: Guesser, some: Sequence[np.ndarray | None]
 ) -> Proposal | None:
     """The same for one text under a grammar, by a drafter that follows its chain."""
-    path = drafters[0].path if len(drafters) == 1 and some[0] is not None and guess.uniforms is not None else None
-    if path is None or not follow.fits(rows, tree):
+    path = drafters[0].path if len(drafters) == 1 and some[0] is not None else None
+    if path is None or guess.uniforms is None or not follow.fits(rows, tree):
         return None
     room = min(rows[0].room, roomy(rows, tree).size - 1)
-    made = follow.follow(rows[0], path, min(rows[0].depth, tree.size - 1), room)
+    made = follow.follow(rows[0], path, min(rows[0].depth, tree.size - 1), room, guess.uniforms[0])
     if made is None:
         return None
     laws, ids = made.dense(Columns(some[0], 0))

@@ -118,7 +118,7 @@ class HeadSession:
         self.texts: list[list[int]] = [[] for _ in range(target.cache.rows)]
         self.known = np.zeros(target.cache.rows, dtype=np.int64)
         self.states = torch.empty(0)  # [B, N, width] the head's own, after each node of the current tree
-        self.followed: int | None = None  # draft tokens of the current step that `law_after` has read
+        self.followed: int | None = None  # draft tokens of the current step that `draw_after` has read
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
         self.rejoin(row, tokens, kept=0)
@@ -175,24 +175,27 @@ class HeadSession:
     def forget(self) -> None:
         self.followed = None
 
-    def law_after(self, path: Sequence[int], temperature: float, mask: np.ndarray) -> np.ndarray | None:
-        """The law [D] of what follows these draft tokens of the only text, among those that the mask [D] allows; zero
-        where it allows none. Within a step each path continues the one before it."""
+    def draw_after(
+        self, path: Sequence[int], temperature: float, u: float, mask: np.ndarray
+    ) -> tuple[int, np.ndarray] | None:
+        """Draw what follows these draft tokens of the only text, in one C call: see `PathDrafter`."""
         if self.model.in_c is None or not 2 <= len(self.texts[0]) <= self.cache.capacity - len(path):
             return None
         if not mask.any():
-            return np.zeros(len(mask), dtype=np.float32)
+            return -1, np.zeros(len(mask), dtype=np.float32)
         if self.followed is None:
             self._first(1)
             self.followed = 0
         layer, entry = self.cache.layers[-1], int(self.known[0]) + self.followed
         entries, unread = (layer.keys, layer.values), path[self.followed :]
         self.cache.writes([entry + len(unread)])
-        found = native_head.follow(self.model.in_c, self.states, self.angles, entry, entries, unread, temperature, mask)
+        found = native_head.follow(
+            self.model.in_c, self.states, self.angles, entry, entries, unread, temperature, u, mask
+        )
         if found is None:
             raise DraftproofError("the head returned non-finite scores: check its weights and dtype")
-        self.followed, (self.states, law) = len(path), found
-        return law
+        self.followed, (self.states, place, law) = len(path), found
+        return place, law
 
     def widen(self, q: Array) -> torch.Tensor:
         """A law over the tokens it can draft as one over all."""
