@@ -18,11 +18,11 @@ import torch
 
 from draftproof import Engine, Grammar, Sampling, load
 from draftproof.distill.data import Text
+from draftproof.distill.run import HEAT
 from draftproof.engine.arguments import encode
 from draftproof.models import grammars
 from scripts.prompts import TOPICS
 
-HEAT = (1.0, 1.0, 0.7)  # as `draftproof distill` writes its texts
 EACH = 6  # texts of a schema, which share the reading of their question
 ROWS = 32  # texts at once
 
@@ -52,10 +52,6 @@ WITHOUT = "{asked} Reply in JSON.|{asked} Give the answer as a JSON object.|{ask
 
 def pick(rng: np.random.Generator, words: str, by: str = "|") -> str:
     return str(rng.choice([word.strip() for word in words.split(by)]))
-
-
-def some(rng: np.random.Generator, words: str, count: int) -> list[str]:
-    return [str(word) for word in rng.permutation([word.strip() for word in words.split("|")])[:count]]
 
 
 def scalar(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:

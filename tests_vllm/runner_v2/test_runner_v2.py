@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +21,25 @@ def served(models: Path) -> Any:
     return tiny.engine(models / "target", tiny.drafter(models / "drafter"), "block", max_num_seqs=64, max_model_len=64)
 
 
-def server_of(llm: Any) -> Any:
-    """The plug-in's part of the engine's sampler."""
-    import gc
+def the_one(fits: Callable[[type], bool]) -> Any:
+    """The only object in this process whose type fits."""
+    gc.unfreeze()  # vLLM freezes what an engine is made of, and frozen objects are not listed
+    (found,) = (each for each in gc.get_objects() if fits(type(each)))
+    return found
 
+
+def server() -> Any:
+    """The plug-in's part of the engine's sampler."""
     from draftproof.integrations.vllm.runner_v2 import SamplerServer
 
-    gc.unfreeze()  # vLLM freezes what an engine is made of, and frozen objects are not listed
-    (server,) = (each for each in gc.get_objects() if isinstance(each, SamplerServer))
-    return server
+    return the_one(lambda kind: kind is SamplerServer)
 
 
-def drafts_of(llm: Any) -> Any:
+def drafts() -> Any:
     """The rows [slots, draft tokens, V] that the engine's drafter leaves for verification."""
-    import gc
+    from draftproof.integrations.vllm.drafting import is_successive
 
-    from draftproof.integrations.vllm import drafting
-
-    gc.unfreeze()
-    (made,) = (
-        each
-        for each in gc.get_objects()
-        if not drafting.SUCCESSIVE.isdisjoint(base.__name__ for base in type(each).__mro__)
-    )
-    return made.draft_logits
+    return the_one(is_successive).draft_logits
 
 
 def test_texts_pass_the_audit_and_are_counted(served: Any, models: Path) -> None:
@@ -75,29 +72,29 @@ def test_what_vllm_warms_up_with_is_not_counted(served: Any, monkeypatch: pytest
 
 def test_raw_and_processed_logits_give_the_same_tokens(served: Any) -> None:
     """Where the kernels apply the controls themselves, and where vLLM does."""
-    server = server_of(served)
+    sampler = server()
     asked = {"temperature": 0.9, "top_k": 12, "max_tokens": 10, "seed": 3}
     raw = tiny.write(served, 4, **asked)
-    server.fused = False
+    sampler.fused = False
     try:
         assert tiny.write(served, 4, **asked) == raw
     finally:
-        server.fused = True
+        sampler.fused = True
 
 
 def test_launches_that_are_made_again_give_the_same_texts(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels, with their launches recorded, beside the same in PyTorch; on raw logits and on processed."""
     from draftproof.kernels.lib.recording import Recording
 
-    server, again = server_of(served), Recording.__call__
+    sampler, again = server(), Recording.__call__
     asked = {"temperature": 0.9, "max_tokens": 12, "seed": 3}
     every = [asked, {**asked, "top_k": 12}, {**asked, "temperature": 0.0}]
     expected = [tiny.write(served, 2, **each) for each in every]
     made: list[int] = []
     monkeypatch.setattr(Recording, "__call__", lambda self, inputs: made.append(1) or again(self, inputs))
-    monkeypatch.setattr(server.verification, "backend", "triton")
+    monkeypatch.setattr(sampler.verification, "backend", "triton")
     for raw in (True, False):
-        monkeypatch.setattr(server, "fused", raw)
+        monkeypatch.setattr(sampler, "fused", raw)
         before = len(made)
         assert [tiny.write(served, 2, **each) for each in every] == expected
         assert len(made) > before
@@ -110,14 +107,14 @@ def test_drafts_whose_laws_are_kept_pass_the_audit(served: Any, models: Path, mo
 
     draws, drawn = draw.draw, list[int]()
     monkeypatch.setattr(draw, "draw", lambda *given: drawn.append(1) or draws(*given))
-    monkeypatch.setattr(server_of(served).verification, "backend", "triton")
+    monkeypatch.setattr(server().verification, "backend", "triton")
     monkeypatch.setattr(drafting, "_kept", type(drafting._kept)())
-    drafting.keep_laws(drafts_of(served))
+    drafting.keep_laws(drafts())
     before = counters.read()["block"]
     written = tiny.write(served, 24, temperature=0.8, max_tokens=10)
     after = counters.read()["block"]
     assert drawn
-    assert drafting.laws_of(drafts_of(served)) is not None
+    assert drafting.laws_of(drafts()) is not None
     assert tiny.audited(models / "target", written, models / "drafter", temperature=0.8).exact
     assert after.faulty == before.faulty
     assert after.accepted - before.accepted > 0.2 * (after.drafted - before.drafted)  # none if they were taken for old

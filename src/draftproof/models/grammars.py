@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -113,7 +113,7 @@ def masks(vocabulary: int, ends: tuple[int, ...]) -> Callable[[bytes, bool], Mas
     return mask
 
 
-def with_ends(allowed: np.ndarray, ends: Sequence[int], may_end: bool) -> np.ndarray:
+def with_ends(allowed: np.ndarray, ends: Iterable[int], may_end: bool) -> np.ndarray:
     """The mask with end tokens where the text may end, and nowhere else."""
     allowed[list(ends)] = may_end
     return allowed
@@ -153,7 +153,7 @@ class Automaton:
     def allowed(self) -> np.ndarray:
         mask = np.zeros(self.frame.vocabulary, dtype=bool)
         mask[list(self.states[self.place])] = True
-        return with_ends(mask, sorted(self.frame.ends), self.place in self.accepting)
+        return with_ends(mask, self.frame.ends, self.place in self.accepting)
 
     def among(self, ids: np.ndarray) -> np.ndarray:
         return self.allowed.take(ids)

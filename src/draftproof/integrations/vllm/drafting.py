@@ -117,8 +117,12 @@ def keep_laws(rows: Tensor) -> None:
 def keeps_laws(speculator: Any) -> bool:
     """Whether the laws of a speculator's drafts can be kept: each token must be drawn when its row is made."""
     rows = speculator.draft_logits
-    successive = not SUCCESSIVE.isdisjoint(each.__name__ for each in type(speculator).__mro__)
-    return rows is not None and rows.is_cuda and kernels.available(rows.device) and successive
+    return rows is not None and rows.is_cuda and kernels.available(rows.device) and is_successive(type(speculator))
+
+
+def is_successive(kind: type) -> bool:
+    """Whether speculators of this kind draw one token after another."""
+    return not SUCCESSIVE.isdisjoint(each.__name__ for each in kind.__mro__)
 
 
 def lawful(gumbel_sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
