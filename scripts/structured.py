@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ CHOICES = """low|medium|high;red|green|blue|black;north|east|south|west;new|used
 ;monday|wednesday|friday;small|large;cash|card|invoice;easy|moderate|hard;spring|summer|autumn|winter;yes|no|unknown
 ;rock|jazz|classical|folk;beginner|intermediate|expert"""
 FORMATS = "date|time|date-time|email|uri|uuid|ipv4"
+PATTERNS = """^[A-Z][a-z]+$;^[A-Z]{2}[0-9]{6}$;^[a-z]+_[a-z]+$;^v[0-9]+[.][0-9]+$;^[0-9]{3}/[0-9]{2}$;^[a-z0-9]{12}$
+;^(Mr|Ms|Dr) [A-Z][a-z]+$;^#[a-z]{3,10}$;^[0-9]+ (km|kg|m|h)$"""
 
 ASKED = """Describe a {thing}.|Make up a {thing}.|I need the data of one {thing}.|Tell me about {topic}.
 |Give an example of a {thing} that has to do with {topic}.|What should I know about {topic}?
@@ -69,6 +72,9 @@ def scalar(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
         (pick(rng, AMOUNTS), {"type": "number", **bounds}),
         (pick(rng, FLAGS), {"type": "boolean"}),
         (pick(rng, WORDS), {"type": ["string", "null"], **longest}),
+        (pick(rng, WORDS), {"type": "string", "pattern": pick(rng, PATTERNS, ";")}),
+        (pick(rng, WORDS), {"anyOf": [{"type": "string", **longest}, {"type": "integer", **bounds}]}),
+        (pick(rng, AMOUNTS), {"type": "number", "exclusiveMinimum": low}),
     ]
     return made[int(rng.integers(len(made)))]
 
@@ -92,9 +98,38 @@ def thing(rng: np.random.Generator, depth: int = 0) -> dict[str, Any]:
     return {"type": "object", "properties": keys, "required": needed, "additionalProperties": False}
 
 
+def map_of(rng: np.random.Generator) -> dict[str, Any]:
+    """Keys that are left open, with values of one kind."""
+    few = int(rng.integers(1, 4))
+    return {"type": "object", "additionalProperties": scalar(rng)[1], "minProperties": few, "maxProperties": few + 3}
+
+
+def row(rng: np.random.Generator) -> dict[str, Any]:
+    """A list with a kind for each place."""
+    return {"type": "array", "prefixItems": [scalar(rng)[1] for _ in range(int(rng.integers(2, 5)))], "items": False}
+
+
+def nested(rng: np.random.Generator) -> dict[str, Any]:
+    """An object that holds others of its kind."""
+    name, within = pick(rng, WORDS), {"type": "array", "items": {"$ref": "#/$defs/part"}, "maxItems": 3}
+    keys = {name: {"type": "string"}, **dict([scalar(rng)]), "parts": within}
+    part = {"type": "object", "properties": keys, "required": [name], "additionalProperties": False}
+    return {"$defs": {"part": part}, "$ref": "#/$defs/part"}
+
+
+def one_of(rng: np.random.Generator) -> dict[str, Any]:
+    return {"anyOf": [thing(rng, 2), thing(rng, 2)]}
+
+
+def anything(rng: np.random.Generator) -> dict[str, Any]:
+    kinds: list[dict[str, Any]] = [{}, {"type": "object"}, {"type": "array"}, {"type": "string"}]
+    return kinds[int(rng.integers(len(kinds)))]
+
+
 def schema(rng: np.random.Generator) -> dict[str, Any]:
     kinds: list[Callable[[], dict[str, Any]]] = [lambda: thing(rng)] * 7
     kinds += [lambda: items(rng, thing(rng, 1)), lambda: items(rng, scalar(rng)[1]), lambda: scalar(rng)[1]]
+    kinds += [lambda: scalar(rng)[1], *(partial(kind, rng) for kind in (map_of, row, nested, one_of, anything))]
     return kinds[int(rng.integers(len(kinds)))]()
 
 

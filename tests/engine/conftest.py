@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import import_module
 
 import pytest
 
-from draftproof.engine.eager import rows as naming
 
 
 @pytest.fixture
 def names(monkeypatch) -> Counter[tuple[int, ...]]:
-    """How often each number was drawn, by its name; one by one and in arrays."""
+    """How often each number was drawn, by its name."""
     seen: Counter[tuple[int, ...]] = Counter()
-    draw, draw_one = naming.uniforms, naming.uniform
 
-    def record(seed, request, step, lane, count):
-        for name in zip(seed.tolist(), request.tolist(), step.tolist(), strict=True):
-            seen.update((*name, int(lane), index) for index in range(count))
-        return draw(seed, request, step, lane, count)
+    decide, propose = (import_module(f"draftproof.engine.eager.{name}") for name in ("decide", "propose"))
+    draw = propose.noise
 
-    def record_one(*name):
-        seen.update([name])
-        return draw_one(*name)
+    def record(names, lane, count):
+        seen.update((*key, step, int(lane), index) for key, step in names for index in range(count))
+        return draw(names, lane, count)
 
-    monkeypatch.setattr(naming, "uniforms", record)
-    monkeypatch.setattr(naming, "uniform", record_one)
+    for module in (propose, decide):
+        monkeypatch.setattr(module, "noise", record)
     return seen

@@ -7,7 +7,6 @@ import pytest
 
 import draftproof as dp
 from draftproof import verify
-from draftproof.engine.eager import rows as naming
 from draftproof.engine.eager.propose import point_proposal
 from draftproof.engine.eager.rows import Row
 from draftproof.engine.request import SampleKey
@@ -27,10 +26,8 @@ def shape(verifier: dp.Verifier) -> dp.Tree:
     return next(tree for tree in shapes if verifier.accepts(tree))
 
 
-@pytest.mark.parametrize("few", [0, naming.FEW])
 @pytest.mark.parametrize("name", RULES)
-def test_no_rule_uses_a_number_twice(name, few, names, monkeypatch):
-    monkeypatch.setattr(naming, "FEW", few)
+def test_no_rule_uses_a_number_twice(name, names):
     tree = shape(verify.get(name))
     dp.generate(table(1), [0], draft=table(2), verify=name, tree=tree, max_new_tokens=12, seed=1)
     assert len(names) > 12

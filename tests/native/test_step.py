@@ -9,6 +9,7 @@ from draftproof import law, native, verify
 from draftproof.controls import softmax
 from draftproof.draft import Draft, Tree
 from draftproof.native import build
+from draftproof.noise import Lane, uniforms
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 259, 49152])
@@ -46,6 +47,15 @@ def test_draws_at_the_boundaries_of_tokens(size):
     made[0], made[1], made[0, 0], made[1, -1] = 0, 0, 1, 1
     for u in (*np.arange(64) / 64, np.nextafter(0.5, 0), LAST):
         assert native.draws(made, np.full(6, u)).tolist() == law.sample(made, np.full(6, u)).tolist()
+
+
+def test_uniforms_are_those_of_the_core():
+    if build.compiled() is None:
+        return
+    names = [(0, 0, 0), (2**63 - 1, 2**31, 10**6), (2**40 + 3, 5, 7)]
+    for lane in Lane:
+        made = native.uniforms(names, lane, 9)
+        assert made.tolist() == uniforms(*np.array(names).T, lane, 9).tolist()
 
 
 def test_a_law_of_nothing_draws_nothing():

@@ -101,9 +101,10 @@ class ReducedVocabulary(Protocol):
 class ChainDrafter(ReducedVocabulary, Protocol):
     """Draws a whole chain of draft tokens for one text in one call."""
 
-    def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """A draft token for each u, one after another: places among `draft_tokens` [L], and the laws [L + 1, D] that
-        they were drawn from, a zero row after them; None where that cannot be done."""
+    def chain(self, temperature: float, u: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray] | None:
+        """A draft token for each u, one after another, as long as the next is likely enough to be reached: places among
+        `draft_tokens` [L], and the laws [L + 1, D] that they were drawn from, a zero row after them; None where that
+        cannot be done."""
         ...
 
 

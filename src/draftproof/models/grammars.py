@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -200,7 +200,7 @@ class TextState:
     def __init__(self, frame: Frame, matcher: Any, ahead: tuple[int, ...] = ()) -> None:
         self.frame, self.matcher = frame, matcher
         self._ahead = ahead  # what must follow, in tokens, as far as it was known before
-        self._below: WeakValueDictionary[int, TextState] = WeakValueDictionary()  # a draft's states serve its text
+        self._below: dict[int, ref[TextState]] = {}  # a draft's states serve its text
 
     @cached_property
     def mask(self) -> Mask:
@@ -236,13 +236,14 @@ class TextState:
         if token in self.frame.ends:
             return self.frame.ended if self.matcher.is_accepting() else None
         known = self._below.get(token)
-        if known is not None:
-            return known
+        below = None if known is None else known()
+        if below is not None:
+            return below
         matcher = self.matcher.deep_copy()
         if not matcher.try_consume_tokens([token]) and not matcher.is_error():
             return None
         state = TextState(self.frame, matcher, self.ahead[1:] if self.ahead[:1] == (token,) else ())
-        self._below[token] = state
+        self._below[token] = ref(state)
         return state
 
 

@@ -33,6 +33,7 @@ from draftproof.native.step import (
     follow,
     guess,
     lay_out_head,
+    uniforms,
     verify,
     whole_laws,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "norm",
     "run_stack",
     "stack",
+    "uniforms",
     "verify",
     "whole_laws",
 ]

@@ -2,6 +2,8 @@
    touched, so its result depends neither on the call it is part of nor on where its path lies in a tree. */
 
 #include "lanes.h"
+#include <limits.h>
+#include <omp.h>
 
 /* Sizes of a call. */
 typedef struct {
@@ -227,6 +229,21 @@ static inline long together(const Sizes *n) {
     return most > 1 ? most : 1;
 }
 
+/* How many parts the tokens come in, by `step` of each head. */
+static inline long parts_of(const Sizes *n, long step) {
+    return n->batch * n->kv_heads * ((n->tokens + step - 1) / step);
+}
+
+/* Tokens that read the cache together, so that threads have as much to do as each other where there are few parts. */
+static long balanced(const Sizes *n, long threads) {
+    long most = together(n), best = most, least = LONG_MAX;
+    for (long step = most; 2 * step >= most && parts_of(n, most) < 4 * threads; step--) {
+        long longest = (parts_of(n, step) + threads - 1) / threads * step;
+        if (longest < least) best = step, least = longest;
+    }
+    return best;
+}
+
 /* Floats of scratch that each thread needs in `attend_all`. */
 static inline long attention_scratch(const Sizes *n) {
     return together(n) * (n->heads / n->kv_heads) * (n->end + LANES + 1) + LANES * n->size + n->end;
@@ -235,8 +252,8 @@ static inline long attention_scratch(const Sizes *n) {
 /* Attention of every live token: qkv [live, heads + 2 * kv_heads, size], out [live, heads, size]; scratch is the thread's
    own. Called by all threads together. */
 static void attend_all(const Sizes *n, Live live, const float *qkv, const float *keys, const float *values,
-                       const Mask *mask, const Seen *seen, float *scratch, float *out) {
-    long all = n->heads + 2 * n->kv_heads, group = n->heads / n->kv_heads, step = together(n);
+                       const Mask *mask, const Seen *seen, long step, float *scratch, float *out) {
+    long all = n->heads + 2 * n->kv_heads, group = n->heads / n->kv_heads;
     long tiles = (n->tokens + step - 1) / step, whole = (n->end + LANES - 1) / LANES * LANES;
     int32_t *scattered = (int32_t *)scratch;
     float *rest = scratch + n->end;
@@ -303,6 +320,7 @@ void attend(Sizes n, float *qkv, const float *cos, const float *sin, const long 
     Live live = live_tokens(&n, slots);
     long rows = live.count, width = (n.heads + 2 * n.kv_heads) * n.size;
     Seen *seen = malloc(rows * sizeof(Seen));
+    long step = balanced(&n, omp_get_max_threads());
 #pragma omp parallel if (rows * n.heads * (n.end - n.begin) > 4096)
     {
         float *scratch = malloc(attention_scratch(&n) * sizeof(float));
@@ -311,7 +329,7 @@ void attend(Sizes n, float *qkv, const float *cos, const float *sin, const long 
             rotate_and_store(&n, live.at[r], qkv + r * width, cos, sin, slots, keys, values);
             seen[r] = look(&n, &mask, slots, live.at[r]);
         }
-        attend_all(&n, live, qkv, keys, values, &mask, seen, scratch, out);
+        attend_all(&n, live, qkv, keys, values, &mask, seen, step, scratch, out);
         free(scratch);
     }
     free(seen);

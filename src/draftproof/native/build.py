@@ -20,6 +20,7 @@ FLAGS = "-O3 -fPIC -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=off
 SOURCES = (
     "step.c",
     "layout.c",
+    "noise.c",
     "layers.c",
     "linear.c",
     "attention.c",
@@ -77,10 +78,11 @@ def built(processor: str) -> Any:
     library.attend.argtypes = [Sizes, *[pointer] * 6, MaskStruct, pointer]
     library.laws.argtypes, library.laws.restype = [pointer, pointer, count, count, ctypes.c_float, pointer], count
     library.catch_up.argtypes = [pointer, Sizes, *[pointer] * 7, count, pointer]
-    library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, *[pointer] * 9, count, pointer]
+    library.guess.argtypes = [pointer, Sizes, count, ctypes.c_float, ctypes.c_double, *[pointer] * 9, count, pointer]
     library.follow.argtypes = [pointer, Sizes, count, pointer, ctypes.c_float, ctypes.c_double]
     library.follow.argtypes += [*[pointer] * 8, count, pointer]
     library.guess.restype = library.follow.restype = count
+    library.uniforms.argtypes = [pointer, count, count, count, pointer]
     library.draws.argtypes = [pointer, count, count, pointer, pointer]
     uniforms, numbers = [ctypes.c_double] * 2, [*[count] * 3, ctypes.c_int]
     library.verify.argtypes = [*[pointer] * 4, *numbers, *uniforms, *[pointer] * 4]
@@ -89,7 +91,7 @@ def built(processor: str) -> Any:
     library.threads_at.argtypes = [ctypes.c_double, count]
     library.learn.argtypes = [ctypes.c_double, count, ctypes.c_int, ctypes.c_double, ctypes.c_int]
     layout = ("column_maxima", "lay_out_floats", "lay_out_bytes")
-    for name in ("verify", "draws", "linear", "stack", "norm", "gate", "attend", "catch_up", "learn", *layout):
+    for name in ("verify", "draws", "uniforms", "linear", "stack", "norm", "gate", "attend", "catch_up", "learn", *layout):
         getattr(library, name).restype = None
     return library
 

@@ -20,6 +20,7 @@ typedef struct {
     float *joint, *branch, *added; /* intermediate results; `added` is still to be added to x */
     Seen *seen;
     char *scratch;
+    long step; /* tokens that attention takes at once */
 } Call;
 
 enum { LAYERS_AT_ONCE = 6 }; /* layers after which threads that are held up are noticed */
@@ -49,7 +50,7 @@ static void run_layer(const Call *call, long l, float *own) {
         rotate_and_store(&n, call->live.at[r], qkv, call->cos, call->sin, call->slots, keys, values);
         if (another) call->seen[r] = look(&n, mask, call->slots, call->live.at[r]);
     }
-    attend_all(&n, call->live, joint, keys, values, mask, call->seen, own, branch);
+    attend_all(&n, call->live, joint, keys, values, mask, call->seen, call->step, own, branch);
 #pragma omp for schedule(static)
     for (long r = 0; r < rows; r++) prepare(&layer->out, branch + r * heads, r, rows, call->scratch);
     multiply(&layer->out, call->scratch, rows, added);
@@ -77,13 +78,14 @@ void stack(Sizes n, long layers, const Layer *all, float *const *caches, const M
     long rows = live.count, places = n.batch * n.tokens, width = all->qkv.width;
     float *branch = work + rows * work_width, *added = branch + rows * work_width;
     Seen *seen = malloc(rows * sizeof(Seen));
-    Call call = {n, live, all, caches, masks, cos, sin, slots, x, states, work, branch, added, seen, scratch};
+    Call call = {n, live, all, caches, masks, cos, sin, slots, x, states, work, branch, added, seen, scratch, 0};
     long weights = width * all->gate_up.outputs;
     for (long l = 0; states && rows < places && l < layers; l++)
         memcpy(states + l * places * width, x, places * width * sizeof(float));
     for (long first = 0; first < layers; first += LAYERS_AT_ONCE) {
         int threads = rows * weights > 65536 ? threads_for(rows) : 1, held_up = 0;
         double begun = seconds(CLOCK_MONOTONIC);
+        call.step = balanced(&n, threads);
 #pragma omp parallel num_threads(threads) reduction(| : held_up)
         {
             Watch start = watch();

@@ -2,6 +2,7 @@
 
 #include "layers.c"
 #include "layout.c"
+#include "noise.c"
 
 /* 16 partial sums in double precision. */
 typedef struct {
@@ -47,6 +48,10 @@ static int law(const float *scores, const unsigned char *mask, long size, float 
     }
     float best = largest_of(most);
     for (long i = 0; i < size; i += LANES) {
+        if (mask && i + LANES <= size && !memcmp(mask + i, (unsigned char[LANES]){0}, LANES)) {
+            store(filled(0), out + i);
+            continue;
+        }
         Lanes some = load_some(scores + i, size - i, -INFINITY);
         for (int p = 0; p < PARTS; p++) some.part[p] = weight_of((some.part[p] - best) * unit);
         add(&sums, some);
@@ -154,21 +159,27 @@ long follow(const Head *head, Sizes n, long count, const long *tokens, float tem
     return law(out, mask, drafted, temperature, out) ? draw(out, drafted, u) : -1;
 }
 
-/* A chain of `count` draft tokens after one text: draws each with its u from the head's law, and reads it. states [count,
+/* How likely the target is to accept a token that was drawn with this probability: engine/eager/goals.py. */
+static double chance(double q) { return 0.35 + 0.6 * q; }
+
+/* A chain of `count` draft tokens after one text: draws each with its u from the head's law, and reads it. It ends where
+   the next token is reached with a chance below `least`. states [count,
    width] hold the first state; laws [count, draft tokens]; guesses [count] are indices among those tokens. cos and sin
    belong to the first guess, those of the others follow; n describes the call of the first guess. Returns how many
-   tokens were drawn: fewer than `count` where the head's scores are not finite. */
-long guess(const Head *head, Sizes n, long count, float temperature, const double *u, const float *cos, const float *sin,
+   tokens were drawn, or -1 where the head's scores are not finite. */
+long guess(const Head *head, Sizes n, long count, float temperature, double least, const double *u, const float *cos, const float *sin,
            float *keys, float *values, float *states, float *laws, long *guesses, float *work, long work_width,
            char *scratch) {
     long width = head->join.outputs, drafted = head->output.outputs;
     float *const caches[] = {keys, values};
+    double reached = 1;
     for (long i = 0; i < count; i++) {
         float *law_i = laws + i * drafted;
         linear(&head->output, states + i * width, 1, scratch, law_i);
-        if (!law(law_i, 0, drafted, temperature, law_i)) return i;
+        if (!law(law_i, 0, drafted, temperature, law_i)) return -1;
         guesses[i] = draw(law_i, drafted, u[i]);
-        if (i + 1 == count) break;
+        reached *= chance(law_i[guesses[i]]);
+        if (i + 1 == count || reached < least) return i + 1;
         read_token(head, n, head->tokens[guesses[i]], states + i * width, cos + i * n.size, sin + i * n.size, caches,
                    states + (i + 1) * width, work, work_width, scratch);
         n.start++, n.end++;

@@ -53,6 +53,15 @@ def draws(law: np.ndarray, u: np.ndarray) -> np.ndarray | None:
     return tokens
 
 
+def uniforms(names: Sequence[tuple[int, int, int]], lane: int, count: int) -> np.ndarray | None:
+    """As `noise.uniforms`, [B, count], for each seed, request and step."""
+    if build.compiled() is None:
+        return None
+    keys, u = np.array(names, dtype=np.int64), np.empty((len(names), count))
+    build.compiled().uniforms(keys.ctypes.data, len(names), lane, count, u.ctypes.data)
+    return u
+
+
 class ChainOutcome(NamedTuple):
     """The outcome of verifying a chain of draft tokens."""
 
@@ -207,6 +216,7 @@ def guess(
     entries: tuple[torch.Tensor, torch.Tensor],
     temperature: float,
     u: np.ndarray,
+    least: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Draft a token for each u, one after another; None where a law is not finite.
 
@@ -214,18 +224,19 @@ def guess(
     angles    cosine and sine of every position, a row each
     entry     of the first guess: it goes to slot entry + 1 of the entries, and is rotated by that row of the angles
     entries   keys and values [rows, kv_heads, slots, size] of the head's last layer
+    least     how likely the next token must be to be reached; where it is less likely, the chain ends
 
     Returns indices among the head's draft tokens [L], and the laws [L + 1, D] they were drawn from, the last row zero.
     """
     count, (keys, values), (cos, sin) = len(u), entries, angles
-    states, laws = state.new_empty((count, head.width)), np.zeros((count + 1, head.drafted), dtype=np.float32)
+    states, laws = state.new_empty((count, head.width)), np.empty((count + 1, head.drafted), dtype=np.float32)
     states[0], u = state.flatten(), np.ascontiguousarray(u)
     places, work = np.empty(count, dtype=np.int64), _work(head, state, 1)
     drawn = build.compiled().guess(
         ctypes.byref(head.struct),
         _sizes(head, keys, entry, 1),
         count,
-        temperature,
+        *(temperature, least),
         u.ctypes.data,
         cos[entry:].data_ptr(),
         sin[entry:].data_ptr(),
@@ -236,7 +247,8 @@ def guess(
         places.ctypes.data,
         *_parts(head, work),
     )
-    return (places, laws) if drawn == count else None
+    laws[drawn] = 0
+    return (places[:drawn], laws[: drawn + 1]) if drawn >= 0 else None
 
 
 def follow(

@@ -245,9 +245,16 @@ def by_sibling(accepted: dict[int, float]) -> list[float]:
 
 def tempered(q: Any, factor: float) -> Any:
     """The law [..., V] that q becomes when the temperature it was drawn at is multiplied by `factor`."""
+    (law,) = each_tempered(q, [factor])
+    return law
+
+
+def each_tempered(q: Any, factors: Sequence[float]) -> list[Any]:
+    """The same for several factors."""
     with np.errstate(divide="ignore"):
-        scores = np.log(q) / factor
-    return normalise(np.where(q > 0, np.exp(scores - np.max(scores, axis=-1, keepdims=True)), 0.0))
+        scores = np.log(q)
+    largest = np.max(scores, axis=-1, keepdims=True)
+    return [normalise(np.where(q > 0, np.exp(scores / factor - largest / factor), 0.0)) for factor in factors]
 
 
 def by_temperature(

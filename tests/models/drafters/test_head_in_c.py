@@ -10,6 +10,7 @@ import torch
 
 import draftproof as dp
 from draftproof import Tree
+from draftproof.engine.tuning import Auto
 from draftproof.models.base import sessions
 from draftproof.models.drafters import head as head_module
 from draftproof.models.drafters.head import HeadModel
@@ -138,6 +139,39 @@ def test_a_seed_means_the_same_text_whether_or_not_the_head_is_in_c(in_one_preci
         assert not made.trace.failures
         texts.append([(step.tokens, step.drafted) for step in made.trace.steps])
     assert texts[0] == texts[1]
+
+
+class Ending(Auto):
+    """Drafts that end where their drafter is unsure, and nowhere else before the sixth token."""
+
+    def __init__(self):
+        super().__init__("chain", hope=0.65)
+        self.tree = Tree.chain(6)
+
+    def expect(self, rows, joining):
+        pass
+
+    def learn(self, report):
+        pass
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_a_draft_ends_where_its_next_token_is_unlikely_to_be_reached(in_one_precision, grammar):
+    """In C as elsewhere, and in a batch as alone."""
+    model, texts = in_one_precision, []
+    in_c, sharp = model.in_c, dp.Sampling(temperature=0.15, grammar=grammar)
+    for model.in_c in (in_c, None):
+        how = {"sampling": dp.Sampling(grammar=grammar), "draft_sampling": sharp, "max_new_tokens": 30, "seed": 1}
+        made = dp.generate(model.target, TEXT, draft=model, tree=Ending(), **how)
+        assert not made.trace.failures
+        texts.append([(step.tokens, step.drafted) for step in made.trace.steps])
+    engine = dp.Engine(model.target, draft=model, tree=Ending(), rows=2)
+    first, _ = [engine.add_request(TEXT[i:], **how) for i in range(2)]
+    while not engine.is_finished:
+        engine.step()
+    texts.append([(step.tokens, step.drafted) for step in first.output.trace.steps])
+    assert texts[0] == texts[1] == texts[2]
+    assert len({drafted for _, drafted in texts[0]}) > 3
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

@@ -12,11 +12,11 @@ import numpy as np
 from draftproof.draft import Tree
 from draftproof.engine.eager.columns import Columns
 from draftproof.engine.eager.constraints import Constraints, checked, is_open
+from draftproof.engine.eager.goals import chance, least_of
 from draftproof.engine.eager.rows import Row
 from draftproof.errors import first_line
 from draftproof.grammar import State
 from draftproof.models.base import PathDrafter
-from draftproof.noise import Lane, uniform
 
 
 class Followed:
@@ -53,26 +53,25 @@ class Followed:
 def follow(row: Row, drafter: PathDrafter, longest: int, room: int, u: np.ndarray) -> Followed | None:
     """Draft up to `longest` tokens, or up to `room` as long as all are sure; None where it cannot.
 
-    u    uniforms of the first nodes of the chain; those of others are looked up
+    u    uniforms [room + 1] of the nodes of the chain
 
     What was drawn before a failure stays: see `propose`.
     """
     assert row.state is not None
     made, left, ids = Followed(row.state), longest, np.asarray(drafter.draft_tokens)
-    temperature, guessed = row.draft_sampling.temperature, False
+    temperature, guessed, reached = row.draft_sampling.temperature, False, 1.0
     assert not callable(temperature)
     while len(made.tokens) < room and is_open(here := made.states[-1]) and here is not None:
-        guessed = guessed or here.expected < 0
-        if guessed and left <= 0:
+        is_sure = here.expected >= 0
+        guessed = guessed or not is_sure
+        if (guessed and left <= 0) or reached < least_of(row.least, is_sure):
             break
-        if here.expected >= 0:
+        if is_sure:
             made.add(here.expected, here.expected)
             left -= 1
             continue
-        node = len(made.tokens) + 1
-        own = float(u[node]) if node < len(u) else uniform(*row.members[0], row.step, Lane.DRAFT, node)
         try:
-            drawn = drafter.draw_after(made.tokens, temperature, own, here.among(ids))
+            drawn = drafter.draw_after(made.tokens, temperature, float(u[len(made.tokens) + 1]), here.among(ids))
         except Exception as error:  # whatever a drafter raises, the text goes on
             made.failure = first_line(error)
             break
@@ -82,6 +81,7 @@ def follow(row: Row, drafter: PathDrafter, longest: int, room: int, u: np.ndarra
         if place < 0:  # none of the tokens that may follow can be drafted
             break
         made.add(int(ids[place]), law)
+        reached *= chance(float(law[place]))
         left -= 1
     return made
 

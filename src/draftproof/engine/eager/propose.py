@@ -45,12 +45,11 @@ class Guesser(NamedTuple):
 def by_draw(rows: Sequence[Row], tree: Tree, draw: Draw) -> Guesser:
     """Draw with the first member's own uniforms, one for each node."""
     names = [(row.members[0], row.step) for row in rows]
-    u = noise(names, Lane.DRAFT, tree.size)
+    u = noise(names, Lane.DRAFT, roomy(rows, tree).size)
     plain = draw.name != "fixed"  # all others draw an only child in the same way
 
     def pick(q: Array, children: list[int], depth: int) -> Array:
-        known = u if children[-1] < tree.size else noise(names, Lane.DRAFT, children[-1] + 1)
-        mine = beside(known[:, children], q)
+        mine = beside(u[:, children], q)
         if len(children) == 1 and plain and isinstance(q, np.ndarray):
             tokens = native.draws(np.ascontiguousarray(q), mine)
             if tokens is not None:
@@ -127,7 +126,12 @@ def propose(rows: Sequence[Row], drafters: Sequence[OpenSession], tree: Tree, gu
             for k, q in enumerate(level_laws):
                 mine = children[k :: len(level_laws)]
                 if mine:
-                    tokens[:, mine] = columns[k].tokens(np.asarray(numbers(guess.pick(q[:, i], mine, depth))))
+                    places = np.asarray(numbers(guess.pick(q[:, i], mine, depth)))
+                    tokens[:, mine] = columns[k].tokens(places)
+                    if goals.watches:
+                        guessed = np.nonzero((wanted & (sure < 0))[:, 0] & (places[:, 0] >= 0))[0]
+                        found = [numbers(q[b, i, places[b, 0]]) for b in guessed]
+                        goals.drew(guessed, np.array(found, dtype=np.float64))
                 else:
                     q[:, i] = 0
         drafted.append(level_laws)
@@ -155,14 +159,14 @@ def _chain(
     if drafter is None or guess.uniforms is None or not sampling.is_whole or callable(sampling.temperature):
         return None
     try:
-        drafted = drafter.chain(sampling.temperature, guess.uniforms[0, 1 : length + 1])
+        drafted = drafter.chain(sampling.temperature, guess.uniforms[0, 1 : length + 1], rows[0].least)
     except Exception as error:  # nothing was drawn yet: the draws are one call of C, which never raises
         return Proposal(tree.cut(0), _roots(rows, tree)[:, :1], [], list(some), first_line(error), Constraints.of(rows))
     if drafted is None:
         return None
     places, laws = drafted
     tokens = np.concatenate([[rows[0].last], ids[places]])
-    return Proposal(tree.cut(length), tokens[None], [laws[None]], list(some), None, Constraints.of(rows))
+    return Proposal(tree.cut(len(places)), tokens[None], [laws[None]], list(some), None, Constraints.of(rows))
 
 
 def _followed(

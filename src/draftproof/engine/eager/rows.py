@@ -13,10 +13,8 @@ from draftproof.engine.request import SampleKey
 from draftproof.grammar import State
 from draftproof.law import Array, sample
 from draftproof.native import step as native
-from draftproof.noise import Lane, uniform, uniforms
+from draftproof.noise import Lane, uniforms
 from draftproof.sampling import Context, Sampling, law
-
-FEW = 32  # up to so many numbers are drawn one by one
 
 
 class Row(NamedTuple):
@@ -32,6 +30,7 @@ class Row(NamedTuple):
     top_logprobs: int | None = None  # how many of the likeliest tokens are reported for each token; None: no logprobs
     state: State | None = None  # of the grammar, after the output
     room: int = 0  # how deep a draft may go where the grammar says what follows
+    least: float = 0.0  # how likely the next token of a chain must be to be reached, by its drafter, to be drafted
 
     @property
     def last(self) -> int:
@@ -166,8 +165,9 @@ def _history(row: Row, tokens: np.ndarray, path: Sequence[int]) -> Context:
 
 def noise(names: Sequence[tuple[SampleKey, int]], lane: Lane, count: int) -> np.ndarray:
     """Uniforms [B, count], keyed by each sample's seed, request and step."""
-    if len(names) * count <= FEW:
-        return np.array([[uniform(*member, step, lane, i) for i in range(count)] for member, step in names])
+    u = native.uniforms([(*member, step) for member, step in names], lane, count)
+    if u is not None:
+        return u
     seed, request, step = np.array([(*member, step) for member, step in names], dtype=np.int64).T
     return np.asarray(uniforms(seed, request, step, lane, count))
 
@@ -195,9 +195,8 @@ def together(p: Array, laws: Sequence[Array]) -> tuple[Array, list[Array]]:
     return xp.astype(p, widest, copy=False), [xp.astype(q, widest, copy=False) for q in moved]
 
 
-def to_numpy(array: Array) -> np.ndarray:
-    """A copy in float64 on the host."""
-    return np.asarray(array.cpu() if is_torch_array(array) else array, dtype=np.float64)
+def on_host(array: Array) -> np.ndarray:
+    return np.asarray(array.cpu() if is_torch_array(array) else array)
 
 
 def numbers(array: Array) -> Any:

@@ -13,7 +13,7 @@ from draftproof.draft import Tree
 from draftproof.engine.eager.arrivals import FEW, MOST, Arrivals
 from draftproof.engine.eager.method import Method
 from draftproof.engine.eager.prefixes import KeptTexts, Prefix
-from draftproof.engine.eager.rows import Row, to_numpy
+from draftproof.engine.eager.rows import Row, on_host
 from draftproof.engine.eager.step import Branch, RowsError, StepResult, now, step
 from draftproof.engine.memory import OutOfMemory, draft_bytes, too_long
 from draftproof.engine.request import Request
@@ -298,7 +298,7 @@ class EagerStepper:
             return None
         p, q = (law[list(rows), 0] for law in (draft.p, draft.q))
         p = p if result.draft_tokens is None else p[:, result.draft_tokens]  # only tokens that can be drafted count
-        return to_numpy(p), to_numpy(q)
+        return on_host(p), on_host(q)
 
     @property
     def memory(self) -> dict[str, int]:
@@ -326,6 +326,7 @@ class EagerStepper:
             top_logprobs=max((r.top_logprobs for r in requests if r.top_logprobs is not None), default=None),
             state=first.state,
             room=longest,
+            least=tuner.least,
         )
 
     def _would_wait(self, request: Request) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from draftproof.law import overlap
-from draftproof.theory.plan import tempered
+from draftproof.theory.plan import each_tempered
 
 LONGEST = 16  # guesses in a row
 RECENT = 7  # times kept for each size of call
@@ -278,8 +278,8 @@ class Temper:
             return
         p, q = p[drawn][:4], q[drawn][:4]
         likely = (q > 1e-6).any(axis=0)  # the others, nearly all, hardly matter and are expensive to raise to a power
-        p, q = p[:, likely], q[:, likely]
-        laws = [tempered(q, factor / self.factor) for factor in FACTORS]
+        p, q = (law[:, likely].astype(np.float64) for law in (p, q))
+        laws = each_tempered(q, [factor / self.factor for factor in FACTORS])
         self._overlap = self._overlap * 0.8 + [overlap(p, law).mean() for law in laws]
         self._weight = self._weight * 0.8 + 1
         best = int(np.argmax(self._overlap))

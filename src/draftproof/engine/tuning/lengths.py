@@ -26,7 +26,7 @@ class Pace:
     """A Tuner that cuts one tree to as many levels as pay; every number of levels is a graph of its own."""
 
     tunes = True
-    factor = 1.0
+    factor, least = 1.0, 0.0
     wants_laws = False
 
     def __init__(self, largest: Tree, hope: float) -> None:

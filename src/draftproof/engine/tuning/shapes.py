@@ -32,6 +32,7 @@ PLAIN = Tree.chain(0)
 MARGIN = 0.02  # gain that drafting must promise, ...
 BATCH_MARGIN = 0.1  # ... and by a trained drafter in a batch: it has the prompts of texts that join to read, too
 FIRST = 4  # draft tokens to begin with, for a trained drafter
+LEAST = 0.4  # chance of being reached that a draft token must have, for a trained drafter
 PATIENCE = 8  # weight of the prior in steps, for a trained drafter
 SLACK = 0.96  # share of the best gain at which a longer draft is preferred, for a trained drafter
 LOSS = 1.5  # plain steps' time that a trained drafter may lose before drafting stops
@@ -86,6 +87,7 @@ class Auto:
         """
         self.trees = trees
         self._hopeful = hopeful = hope > 0.5
+        self.least = LEAST if hopeful else 0.0
         self.costs: StepCosts = costs or (past.clock if past else Clock(1 if hopeful else 3))
         self.seen = {width: Survival(hope) for width in ((1,) if trees == "chain" else WIDTHS)}
         if past is not None:

@@ -54,6 +54,12 @@ class Tuner(Protocol):
         ...
 
     @property
+    def least(self) -> float:
+        """How likely a token of a chain must be to be reached, by its drafter's own laws; less likely ones are not
+        drafted. This too is exact: whether a draft goes on depends on its tokens so far."""
+        ...
+
+    @property
     def wants_laws(self) -> bool:
         """Whether `learn` would look at the laws of the next step."""
         ...
@@ -71,7 +77,7 @@ class Fixed:
     """The same shape in every step."""
 
     tunes = False
-    factor = 1.0
+    factor, least = 1.0, 0.0
     wants_laws = False
 
     def __init__(self, tree: Tree) -> None:

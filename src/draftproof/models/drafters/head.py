@@ -161,16 +161,15 @@ class HeadSession:
                 self._deeper(tree, tokens, part) if part.start else self._first(len(tokens))
         return self.model.scores(self.states[:, nodes.start :])
 
-    def chain(self, temperature: float, u: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Draft a token for each u after the only text, in one C call: indices among `draft_tokens` [L], and the laws
-        [L + 1, D] they were drawn from, a zero row after them; None where that cannot be done."""
+    def chain(self, temperature: float, u: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray] | None:
+        """Draft tokens after the only text, in one C call: see `ChainDrafter`."""
         if self.model.in_c is None or not 2 <= len(self.texts[0]) <= self.cache.capacity - len(u):
             return None
         self._first(1)
         entry, layer = int(self.known[0]), self.cache.layers[-1]
         entries = (layer.keys, layer.values)
         self.cache.writes([entry + len(u)])
-        return native_head.guess(self.model.in_c, self.states, self.angles, entry, entries, temperature, u)
+        return native_head.guess(self.model.in_c, self.states, self.angles, entry, entries, temperature, u, least)
 
     def forget(self) -> None:
         self.followed = None
