@@ -35,7 +35,7 @@ from draftproof.engine.tuning import Auto, Fixed, Pace, Tuner, assumed, hope, tu
 from draftproof.errors import DraftproofError
 from draftproof.grammar import State
 from draftproof.models import drafter, grammars, load
-from draftproof.models.base import Model, check_model, default_sampling, facts
+from draftproof.models.base import Model, check_model, default_sampling, facts, taps
 from draftproof.models.drafters.fallback import Fallback
 from draftproof.models.drafters.prediction import Prediction
 from draftproof.models.drafters.shared_tokens import fit
@@ -143,6 +143,8 @@ class Setup:
         elif self.per_request and not self.uses_graph(samplings, logprobs=logprobs):  # a graph has one length for all
             expected = PREDICTED if prediction else hope(self.drafts)
             own = seeded or prediction or self.together is None
+            # to learn the best temperature of a head, which is nearly right, takes longer than one text
+            tempers = tempers and not any(map(taps, self.drafts))
             tuner = Auto("chain", assumed(self.target, self.drafts), tempers, expected) if own else self.together
         drafter = self.drafter if speculate else "none"
         return Request(

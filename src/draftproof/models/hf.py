@@ -219,7 +219,7 @@ class HFSession:
         placement = placed(slots, device, padded=self._follows_rules)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:
-            extra["output_hidden_states"] = True
+            extra["output_hidden_states"] = self.taps if isinstance(network, FusedLlama) else True
         output = network(
             input_ids=torch.as_tensor(ids, device=device),
             position_ids=torch.as_tensor(np.minimum(positions, self.model.last), device=device),

@@ -72,7 +72,7 @@ def built(processor: str) -> Any:
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_long
     library.linear.argtypes = [pointer, pointer, count, pointer, pointer]
-    library.stack.argtypes = [Sizes, count, *[pointer] * 9, count, pointer]
+    library.stack.argtypes = [Sizes, count, *[pointer] * 10, count, pointer]
     library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 6, MaskStruct, pointer]

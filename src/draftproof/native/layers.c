@@ -16,7 +16,8 @@ typedef struct {
     const Mask *masks;
     const float *cos, *sin;
     const long *slots;
-    float *x, *states;              /* [batch, tokens, width]; the input of each layer, or null */
+    float *x, *states;              /* [batch, tokens, width]; the inputs of some layers, or null */
+    const long *kept;               /* which of `states` the input of each layer is; -1 for none */
     float *joint, *branch, *added; /* intermediate results; `added` is still to be added to x */
     Seen *seen;
     char *scratch;
@@ -40,7 +41,8 @@ static void run_layer(const Call *call, long l, float *own) {
         long at = call->live.at[r];
         float *row = x + at * width;
         for (long i = 0; l && i < width; i++) row[i] += added[r * width + i];
-        for (long i = 0; call->states && i < width; i++) call->states[(l * places + at) * width + i] = row[i];
+        float *state = call->states && call->kept[l] >= 0 ? call->states + (call->kept[l] * places + at) * width : 0;
+        for (long i = 0; state && i < width; i++) state[i] = row[i];
         prepare(&layer->qkv, row, r, rows, call->scratch);
     }
     multiply(&layer->qkv, call->scratch, rows, joint);
@@ -69,19 +71,20 @@ static void run_layer(const Call *call, long l, float *own) {
     multiply(&layer->down, call->scratch, rows, added);
 }
 
-/* Consecutive layers: x [batch, tokens, width] in place, and the input of each layer in states [layers, ...] unless that
-   is null. Padding stays as it is. `caches` are keys and values of each layer, masks one for each; work [rows, 2 *
+/* Consecutive layers: x [batch, tokens, width] in place, and the inputs of some layers in states [some, ...], kept [layers]
+   being where, or -1; without states none is kept. Padding stays as it is. `caches` are keys and values of each layer, masks one for each; work [rows, 2 *
    work_width + width] and scratch are for intermediate results. */
 void stack(Sizes n, long layers, const Layer *all, float *const *caches, const Mask *masks, const float *cos,
-           const float *sin, const long *slots, float *x, float *states, float *work, long work_width, char *scratch) {
+           const float *sin, const long *slots, float *x, float *states, const long *kept, float *work, long work_width,
+           char *scratch) {
     Live live = live_tokens(&n, slots);
     long rows = live.count, places = n.batch * n.tokens, width = all->qkv.width;
     float *branch = work + rows * work_width, *added = branch + rows * work_width;
     Seen *seen = malloc(rows * sizeof(Seen));
-    Call call = {n, live, all, caches, masks, cos, sin, slots, x, states, work, branch, added, seen, scratch, 0};
+    Call call = {n, live, all, caches, masks, cos, sin, slots, x, states, kept, work, branch, added, seen, scratch, 0};
     long weights = width * all->gate_up.outputs;
     for (long l = 0; states && rows < places && l < layers; l++)
-        memcpy(states + l * places * width, x, places * width * sizeof(float));
+        if (kept[l] >= 0) memcpy(states + kept[l] * places * width, x, places * width * sizeof(float));
     for (long first = 0; first < layers; first += LAYERS_AT_ONCE) {
         int threads = rows * weights > 65536 ? threads_for(rows) : 1, held_up = 0;
         double begun = seconds(CLOCK_MONOTONIC);

@@ -185,9 +185,9 @@ def run_stack(
     attention: Attention,
     entries: Sequence[tuple[torch.Tensor, torch.Tensor]],
     masks: Sequence[MaskStruct],
-    keep: bool,
+    keep: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x [B, T, width] through the last so many layers, and with `keep` the input of each [layers, B, T, width].
+    """x [B, T, width] through the last so many layers, and the inputs of those to keep [len(keep), B, T, width].
 
     entries   keys and values [rows, kv_heads, slots, size] of each of these layers
     masks     one for each (`mask`)
@@ -195,7 +195,8 @@ def run_stack(
     (batch, tokens, width), (sizes, cos, sin, slots) = x.shape, attention
     x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(entries)
     first = ctypes.byref(layers.layers, (len(layers.layers) - count) * ctypes.sizeof(LayerStruct))
-    states = x.new_empty((count, *x.shape)) if keep else None
+    states = x.new_empty((len(keep), *x.shape)) if keep else None
+    kept = (ctypes.c_long * count)(*(keep.index(layer) if layer in keep else -1 for layer in range(count)))
     work = x.new_empty(rows * (3 * layers.width + width + 2))
     pointers = [buffer.data_ptr() for pair in entries for buffer in pair]
     build.compiled().stack(
@@ -209,6 +210,7 @@ def run_stack(
         None if slots is None else slots.data_ptr(),
         x.data_ptr(),
         None if states is None else states.data_ptr(),
+        kept,
         work.data_ptr(),
         layers.width,
         work.data_ptr() + 4 * rows * (2 * layers.width + width),

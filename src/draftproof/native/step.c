@@ -132,7 +132,7 @@ void catch_up(const Head *head, Sizes n, const float *features, const long *toke
     linear(&head->fusion, work, n.tokens, scratch, states);
     for (long i = 0; i < n.tokens; i++) pair(head, states + i * width, tokens[i], work + 2 * i * width);
     linear(&head->join, work, n.tokens, scratch, states);
-    stack(n, head->count, head->layers, caches, causal, cos, sin, 0, states, 0, work, work_width, scratch);
+    stack(n, head->count, head->layers, caches, causal, cos, sin, 0, states, 0, 0, work, work_width, scratch);
 }
 
 /* The head's state after one more token, which n describes; `state` is the one before it. */
@@ -141,7 +141,7 @@ static void read_token(const Head *head, Sizes n, long token, const float *state
     const Mask all = {0, -1};
     pair(head, state, token, work);
     linear(&head->join, work, 1, scratch, next);
-    stack(n, 1, head->layers + head->count - 1, caches, &all, cos, sin, 0, next, 0, work, work_width, scratch);
+    stack(n, 1, head->layers + head->count - 1, caches, &all, cos, sin, 0, next, 0, 0, work, work_width, scratch);
 }
 
 /* The head's law after `count` more tokens of one text, of the draft tokens that the mask allows. states [count + 1, width]

@@ -179,7 +179,7 @@ def test_what_is_done_in_one_launch(monkeypatch):
     assert not fits(shape=shape._replace(inner=4096))
     assert not fits(tables=None)
     assert not fits(first=1)  # no table was made for calls that begin there
-    assert not fits(keep=True)
+    assert not fits(keep=[0])
     assert not fits(masks=(Causal(), Causal(5)))
     assert not fits(masks=(Causal(5),))
     assert not fits(masks=(torch.zeros(1),))

@@ -71,11 +71,11 @@ def test_padding_is_not_computed(tmp_path):
     assert (slots == 0).sum() == sum(5 - length for length in LENGTHS) + sum(20 - len(text) for text in TEXTS)
     masks = session._masks(tree, range(tree.size), positions, slots)
     found = []
-    forward = model.network.blocks.forward
-    model.network.blocks.forward = lambda x, call, keep: found.append((x, forward(x, call, keep=True))) or found[-1][1]
+    forward, every = model.network.blocks.forward, range(model.layers)
+    model.network.blocks.forward = lambda x, call, keep: found.append((x, forward(x, call, keep=every))) or found[-1][1]
     session._call(ids, positions, slots, masks, session.cache, tree.size)
     embedded, (output, states) = found[0]
     idle = torch.as_tensor(slots == 0)
     assert torch.equal(output[idle], embedded[idle])
-    assert all(torch.equal(layer[idle], embedded[idle]) for layer in states)
-    assert not any(torch.equal(layer[~idle], embedded[~idle]) for layer in states[1:])
+    assert all(torch.equal(states[layer][idle], embedded[idle]) for layer in every)
+    assert not any(torch.equal(states[layer][~idle], embedded[~idle]) for layer in every[1:])

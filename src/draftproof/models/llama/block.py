@@ -82,8 +82,11 @@ class Blocks(nn.ModuleList):
     def lay_out(self) -> None:
         self.stack = native_stack.lay_out(self)
 
-    def forward(self, x: torch.Tensor, call: LayerCall, first: int = 0, keep: bool = False) -> tuple[torch.Tensor, Any]:
-        """x [B, T, width] through the layers from `first` on, and with `keep` also what each layer was given."""
+    def forward(
+        self, x: torch.Tensor, call: LayerCall, first: int = 0, keep: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, Any]:
+        """x [B, T, width] through the layers from `first` on, and what those in `keep`, counted from there, were given:
+        a list or dict."""
         return choose(self, x, call, first, keep).run(self, x, call, first, keep)
 
     def layers(self, call: LayerCall, first: int) -> list[tuple[Any, Any, Any]]:

@@ -21,7 +21,7 @@ class CausalOutput(NamedTuple):
     """What transformers' networks return, as far as it is used."""
 
     logits: torch.Tensor
-    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, then after each layer; the last one normed
+    hidden_states: Any = None  # embeddings, then after each layer, the last one normed; by number where only some are
 
 
 class NetworkSettings(NamedTuple):
@@ -58,7 +58,7 @@ class FusedLlama(nn.Module):
         past_key_values: Any = None,  # a kv_cache.CacheView
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | Sequence[int] = False,  # all, or the ones of these numbers
     ) -> CausalOutput:
         """Without mask and cache every token sees those before it; without a mask alone, all that is cached."""
         if position_ids is None:
@@ -68,10 +68,14 @@ class FusedLlama(nn.Module):
             masks = self._causal(position_ids)
         rotation = self.rotary.at(position_ids)
         call = LayerCall(rotation, masks) if past_key_values is None else past_key_values.call(rotation, masks)
-        x, states = self.blocks(self.embed(input_ids), call, keep=output_hidden_states)
-        if output_hidden_states:
+        layers = range(len(self.blocks))
+        wanted = (range(len(layers) + 1) if output_hidden_states is True else output_hidden_states) or ()
+        x, states = self.blocks(self.embed(input_ids), call, keep=[layer for layer in wanted if layer in layers])
+        if wanted:
             x = self.norm(x)
-            return CausalOutput(self._logits(x[:, -logits_to_keep:], call), (*states, x))
+            kept = [states[number] if number in layers else x for number in wanted]
+            hidden: Any = tuple(kept) if output_hidden_states is True else dict(zip(wanted, kept, strict=True))
+            return CausalOutput(self._logits(x[:, -logits_to_keep:], call), hidden)
         return CausalOutput(self._logits(self.norm(x[:, -logits_to_keep:]), call))
 
     def _logits(self, x: torch.Tensor, call: LayerCall) -> torch.Tensor:

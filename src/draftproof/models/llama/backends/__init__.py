@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,18 +24,18 @@ from draftproof.models.llama.call import LayerCall
 class Backend(Protocol):
     """What a module of this package provides; `blocks` are models.llama.block.Blocks."""
 
-    def fits(self, blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+    def fits(self, blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
         """Whether it can do this call; see `run`."""
         ...
 
-    def run(self, blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
-        """x [B, T, width] through the layers from `first` on, and with `keep` what each layer was given."""
+    def run(self, blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
+        """x [B, T, width] through the layers from `first` on, and by number what the layers in `keep` were given."""
         ...
 
 
 BACKENDS: tuple[Backend, ...] = (native_stack, ordered_ops, megakernel, triton_ops, native_ops, torch_ops)
 
 
-def choose(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> Backend:
+def choose(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> Backend:
     """The first backend that fits."""
     return next(backend for backend in BACKENDS if backend.fits(blocks, x, call, first, keep))

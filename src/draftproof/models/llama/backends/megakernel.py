@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from draftproof.models.llama.masks import Branching, Causal
 from draftproof.models.llama.placement import NodeSlots, Slots
 
 
-def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
     if keep or call.tables is None or first not in call.tables.addresses or len(call.masks) > 1:
         return False
     (mask,) = call.masks.values()
@@ -32,7 +33,7 @@ def is_small(shape: Any, x: torch.Tensor) -> bool:
     )
 
 
-def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
+def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
     from draftproof.kernels.llama import ops  # imports Triton
 
     shape, placement, tables = blocks.shape, call.placement, call.tables

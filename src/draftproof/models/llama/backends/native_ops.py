@@ -22,12 +22,12 @@ from draftproof.models.llama.placement import PackedSlots, Range
 from draftproof.models.llama.rotary import Rotation
 
 
-def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
     # under autocast products come in another precision, and with gradients torch has to see every operation
     return native.fits(x) and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
 
-def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
+def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
     call = laid_open(call)
     rotation, inputs, attention = call.angles(x.dtype), [], None
     if takes(call, x):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,26 +34,28 @@ def lay_out(blocks: Any) -> Stack | None:
     return native.stack(layers)
 
 
-def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
     if blocks.stack is None or not native.fits(x, None):
         return False
     return call.placement is None or native_ops.takes(native_ops.laid_open(call), x)
 
 
-def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
+def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
     call = _ready(blocks, x, call)
     native_ops.allocate(call.cache[first:], blocks.shape, x)
+    kinds = blocks.kinds[first:]
     entries = [(layer.keys, layer.values) for layer in call.cache[first:]]
     outputs: list[Any] = []
     for some, part in _parts(x, call._replace(rotation=call.angles_on_host()), _most(blocks)):
-        masks = [native_ops.as_struct(part.masks[kind]) for kind in blocks.kinds[first:]]
+        masks = {kind: native_ops.as_struct(mask) for kind, mask in part.masks.items()}
         attention = native_ops.describe(part, part.angles_on_host(), some, blocks.shape, first)
         attention.sizes.padded = isinstance(part.placement, Slots) and part.placement.padded
-        outputs.append(native.run_stack(blocks.stack, some, attention, entries, masks, keep))
-    if len(outputs) == 1:
-        return outputs[0]  # type: ignore[no-any-return]
-    whole = torch.cat([output for output, _ in outputs], dim=1)
-    return whole, torch.cat([inputs for _, inputs in outputs], dim=2) if keep else None
+        outputs.append(native.run_stack(blocks.stack, some, attention, entries, [masks[kind] for kind in kinds], keep))
+    whole, inputs = outputs[0]
+    if len(outputs) > 1:
+        whole = torch.cat([output for output, _ in outputs], dim=1)
+        inputs = torch.cat([inputs for _, inputs in outputs], dim=2) if keep else None
+    return whole, dict(zip(keep, inputs, strict=True)) if keep else {}
 
 
 def _ready(blocks: Any, x: torch.Tensor, call: LayerCall) -> LayerCall:

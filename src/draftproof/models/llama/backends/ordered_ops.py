@@ -5,6 +5,7 @@ Attention adds its products one by one, so a long prompt takes many times as lon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from draftproof.models.llama.backends.linear import LaidOut
 from draftproof.models.llama.call import LayerCall
 
 
-def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
     return any(isinstance(linear, LaidOut) and linear.ordered for block in blocks[:1] for linear in block.linears)
 
 
-def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
+def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
     call = call.written_out(x.dtype)
     (cos, sin), inputs = call.angles_on_host(), []
     for block, mask, layer in blocks.layers(call, first):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from draftproof.models.llama.call import KVLayer, LayerCall
 from draftproof.models.llama.placement import Placement
 
 
-def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
     return True
 
 
-def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
+def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
     call = call.written_out(x.dtype)
     rotation, inputs = call.angles(x.dtype), []
     for block, mask, layer in blocks.layers(call, first):

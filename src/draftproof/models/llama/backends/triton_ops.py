@@ -6,6 +6,7 @@ about thirty launches for a layer, mostly for attention; here it is eight, four 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def takes(blocks: Any, tokens: int, dtype: torch.dtype) -> bool:
     return tokens <= limits.DECODE_TOKENS and parts <= limits.QUERY_PARTS
 
 
-def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> bool:
+def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
     if call.tables is None:
         return False
     masks = call.masks.values()
@@ -48,7 +49,7 @@ def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) 
     return all(isinstance(mask, Causal | Branching) for mask in masks) and takes(blocks, x.shape[1], x.dtype)
 
 
-def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: bool) -> tuple[torch.Tensor, Any]:
+def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
     from draftproof.kernels.llama import ops  # imports Triton
 
     rotation, inputs = angles(call, x.dtype), []
