@@ -17,7 +17,7 @@ def test_every_schema_is_of_use_for_a_grammar():
     made = [schema(rng) for _ in range(200)]
     for one in made:
         grammars.check(Grammar.json_schema(one))
-    assert len({json.dumps(one) for one in made}) > 190
+    assert len({json.dumps(one) for one in made}) > 180  # some kinds are one schema
     assert {str(one.get("type")) for one in made} >= {"object", "array", "string", "integer", "boolean"}
 
 

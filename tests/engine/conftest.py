@@ -8,7 +8,6 @@ from importlib import import_module
 import pytest
 
 
-
 @pytest.fixture
 def names(monkeypatch) -> Counter[tuple[int, ...]]:
     """How often each number was drawn, by its name."""

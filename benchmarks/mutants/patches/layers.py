@@ -27,4 +27,9 @@ LAYERS = (
     Patch("native/layers.c", "x[live.at[r] * width + i] += added[r * width + i];", "x[r * width + i] += added[r * width + i];", "beside padding a token gets another one's result"),
     Patch("native/linear.c", "some |= mask[i];", "some = mask[i];", "the scores of a group are left out by its last token"),
     Patch("native/linear.c", "if (layer->bias) y += *(const Floats *)(layer->bias + n);", "", "a quantised layer forgets its bias"),
+    Patch("native/noise.c", "c2 = names[2], c3 = names[1];", "c2 = names[1], c3 = names[2];", "request and step change places in the name of a number"),
+    Patch("native/noise.c", "(uint64_t)names[0] >> 32;", "0;", "the high half of a seed does not count"),
+    Patch("native/step.c", "if (i + 1 == count || reached < least) return i + 1;", "if (i + 1 == count) return i + 1;", "a chain goes on where its next token is unlikely to be reached"),
+    Patch("native/network.c", "cos + positions[i] * size", "cos + i * size", "tokens are rotated by their place in the call"),
+    Patch("native/network.c", "net->eps, all ? n.tokens : keep, width, some);", "net->eps, keep, width, some);", "not all states that a head reads are normed"),
 )  # fmt: skip

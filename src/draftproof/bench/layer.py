@@ -231,12 +231,12 @@ def whole(sizes: NetworkSizes, dtype: torch.dtype, rows: int, tokens: int, longe
     placement = Slots(slots, longest + tokens + 1)
     tables = KernelTables.of(blocks, cache)
     call = LayerCall(rotation, {FULL: Causal()}, placement, cache.layers, tables)
-    ours = [megakernel.run(blocks, x, call, 0, False)[0] for _ in range(runs)]
+    ours = [megakernel.run(blocks, x, call, 0, ())[0] for _ in range(runs)]
     entries = [buffer.clone() for buffer in cache.buffers]
-    theirs = torch_ops.run(blocks, x, call, 0, False)[0]
+    theirs = torch_ops.run(blocks, x, call, 0, ())[0]
     apart = max(errors(entries, cache.buffers))
     exact = call._replace(rotation=rotation.to(torch.float32), cache=copied(cache, torch.float32).layers)
-    truth = torch_ops.run(blocks.float(), x.float(), exact, 0, False)[0]
+    truth = torch_ops.run(blocks.float(), x.float(), exact, 0, ())[0]
     row = {"network": str(dtype), "rows": rows, "tokens": tokens, "runs": runs, "entries": apart}
     row["equal"] = all(torch.equal(one, ours[0]) for one in ours)
     row["errors"] = [round(error, 5) for error in errors([theirs, ours[0]], [truth, truth])]

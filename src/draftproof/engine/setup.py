@@ -31,7 +31,7 @@ from draftproof.engine.memory import opened
 from draftproof.engine.request import Request, SampleKey
 from draftproof.engine.scheduler import Scheduler, Stepper
 from draftproof.engine.trace import Trace
-from draftproof.engine.tuning import Auto, Fixed, Pace, Tuner, assumed, hope, tuned
+from draftproof.engine.tuning import Auto, Fixed, Pace, Tuner, assumed, hope, least, tuned
 from draftproof.errors import DraftproofError
 from draftproof.grammar import State
 from draftproof.models import drafter, grammars, load
@@ -145,7 +145,8 @@ class Setup:
             own = seeded or prediction or self.together is None
             # to learn the best temperature of a head, which is nearly right, takes longer than one text
             tempers = tempers and not any(map(taps, self.drafts))
-            tuner = Auto("chain", assumed(self.target, self.drafts), tempers, expected) if own else self.together
+            costs, lowest = assumed(self.target, self.drafts), least(self.drafts)
+            tuner = Auto("chain", costs, tempers, expected, least=lowest) if own else self.together
         drafter = self.drafter if speculate else "none"
         return Request(
             prompt,

@@ -87,6 +87,7 @@ class SlotCache:
         self.layers = [SlotLayer(rows, capacity + 1) for _ in range(layers)]
         self.used = np.zeros(rows, dtype=np.int64)  # of each row, how many slots are not zero at most: see `writes`
         self.features: torch.Tensor | None = None  # [rows, 1, slots, F] where hidden states are kept
+        self.addresses: Any = None  # of all buffers, once a call in C has needed them
 
     def at(self, placement: Placement, tables: KernelTables | None = None) -> CacheView:
         """The cache as one call of a fused network is given it."""
@@ -111,7 +112,7 @@ class SlotCache:
 
     def allocate(self, heads: int, size: int, like: torch.Tensor) -> None:
         """Make all buffers now, for so many heads of keys and of values: nothing is allocated in a call then."""
-        entry = like.new_empty((1, heads, 1, size))
+        entry, self.addresses = like.new_empty((1, heads, 1, size)), None
         for layer in self.layers:
             layer.allocate(entry, entry)
 

@@ -24,6 +24,7 @@ from draftproof.native.layers import (
     run_stack,
     stack,
 )
+from draftproof.native.network import NativeNetwork, addresses, forward, lay_out_network
 from draftproof.native.step import (
     CHAINS,
     ChainOutcome,
@@ -46,8 +47,10 @@ __all__ = [
     "MaskStruct",
     "NativeHead",
     "NativeLinear",
+    "NativeNetwork",
     "Sizes",
     "Stack",
+    "addresses",
     "as_gain",
     "attend",
     "catch_up",
@@ -56,11 +59,13 @@ __all__ = [
     "draws",
     "fits",
     "follow",
+    "forward",
     "gate",
     "guess",
     "lay_out_float32",
     "lay_out_head",
     "lay_out_int8",
+    "lay_out_network",
     "linear",
     "mask",
     "norm",

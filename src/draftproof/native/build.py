@@ -20,6 +20,7 @@ FLAGS = "-O3 -fPIC -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=off
 SOURCES = (
     "step.c",
     "layout.c",
+    "network.c",
     "noise.c",
     "layers.c",
     "linear.c",
@@ -73,6 +74,7 @@ def built(processor: str) -> Any:
     pointer, count = ctypes.c_void_p, ctypes.c_long
     library.linear.argtypes = [pointer, pointer, count, pointer, pointer]
     library.stack.argtypes = [Sizes, count, *[pointer] * 10, count, pointer]
+    library.network.argtypes = [pointer, Sizes, *[pointer] * 6, count, ctypes.c_int, *[pointer] * 5, count, pointer]
     library.norm.argtypes = [pointer, pointer, ctypes.c_float, count, count, pointer]
     library.gate.argtypes = [pointer, count, count, pointer]
     library.attend.argtypes = [Sizes, *[pointer] * 6, MaskStruct, pointer]
@@ -90,8 +92,9 @@ def built(processor: str) -> Any:
     library.lay_out_bytes.argtypes = [pointer, pointer, count, count, count, *[pointer] * 3]
     library.threads_at.argtypes = [ctypes.c_double, count]
     library.learn.argtypes = [ctypes.c_double, count, ctypes.c_int, ctypes.c_double, ctypes.c_int]
+    layers = ("linear", "stack", "network", "norm", "gate", "attend", "catch_up", "learn")
     layout = ("column_maxima", "lay_out_floats", "lay_out_bytes")
-    for name in ("verify", "draws", "uniforms", "linear", "stack", "norm", "gate", "attend", "catch_up", "learn", *layout):
+    for name in ("verify", "draws", "uniforms", *layers, *layout):
         getattr(library, name).restype = None
     return library
 

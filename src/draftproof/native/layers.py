@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -196,7 +197,6 @@ def run_stack(
     x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(entries)
     first = ctypes.byref(layers.layers, (len(layers.layers) - count) * ctypes.sizeof(LayerStruct))
     states = x.new_empty((len(keep), *x.shape)) if keep else None
-    kept = (ctypes.c_long * count)(*(keep.index(layer) if layer in keep else -1 for layer in range(count)))
     work = x.new_empty(rows * (3 * layers.width + width + 2))
     pointers = [buffer.data_ptr() for pair in entries for buffer in pair]
     build.compiled().stack(
@@ -210,12 +210,18 @@ def run_stack(
         None if slots is None else slots.data_ptr(),
         x.data_ptr(),
         None if states is None else states.data_ptr(),
-        kept,
+        places(tuple(keep), count),
         work.data_ptr(),
         layers.width,
         work.data_ptr() + 4 * rows * (2 * layers.width + width),
     )
     return x, states
+
+
+@lru_cache
+def places(chosen: tuple[int, ...], count: int) -> Any:
+    """Which of the chosen layers each of `count` is, for C; -1 for none of them."""
+    return (ctypes.c_long * count)(*(chosen.index(layer) if layer in chosen else -1 for layer in range(count)))
 
 
 def fits(x: torch.Tensor, most: int | None = FEW) -> bool:

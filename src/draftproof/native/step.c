@@ -2,6 +2,7 @@
 
 #include "layers.c"
 #include "layout.c"
+#include "network.c"
 #include "noise.c"
 
 /* 16 partial sums in double precision. */

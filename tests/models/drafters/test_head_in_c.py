@@ -145,7 +145,7 @@ class Ending(Auto):
     """Drafts that end where their drafter is unsure, and nowhere else before the sixth token."""
 
     def __init__(self):
-        super().__init__("chain", hope=0.65)
+        super().__init__("chain", hope=0.65, least=0.4)
         self.tree = Tree.chain(6)
 
     def expect(self, rows, joining):

@@ -17,8 +17,8 @@ CHEAP = 0.5  # share of the chance of being reached that is enough for a token t
 def chance(q: Any) -> Any:
     """How likely the target is to accept a token that a trained drafter drew with probability q.
 
-    Fitted to 24,000 draft tokens of the shipped head; native/step.c has it too. It is wrong for single tokens, and never
-    changes the law of a text: whether a draft goes on depends on its tokens so far, and where it ends q is zero.
+    Fitted to 24,000 draft tokens of the shipped head; native/step.c has it too. It is rough, and never changes the law
+    of a text: whether a draft goes on depends on its tokens so far, and where it ends q is zero.
     """
     return 0.35 + 0.6 * q
 

@@ -32,7 +32,7 @@ PLAIN = Tree.chain(0)
 MARGIN = 0.02  # gain that drafting must promise, ...
 BATCH_MARGIN = 0.1  # ... and by a trained drafter in a batch: it has the prompts of texts that join to read, too
 FIRST = 4  # draft tokens to begin with, for a trained drafter
-LEAST = 0.4  # chance of being reached that a draft token must have, for a trained drafter
+LEAST = 0.4  # chance of being reached that a draft token must have, for a trained drafter on a CPU
 PATIENCE = 8  # weight of the prior in steps, for a trained drafter
 SLACK = 0.96  # share of the best gain at which a longer draft is preferred, for a trained drafter
 LOSS = 1.5  # plain steps' time that a trained drafter may lose before drafting stops
@@ -78,16 +78,17 @@ class Auto:
         hope: float = Survival.START,
         past: Past | None = None,
         crowd: float = inf,
+        least: float = 0.0,
     ) -> None:
         """`trees`: the shapes that the rule accepts (Verifier.trees); `tempers`: tune the draft's temperature too.
 
         hope      prior acceptance of a first guess; above one half drafting begins right after the prompt
         past      estimates about chains that are shared with earlier and later texts
+        least     see `Tuner`
         crowd     so many texts or more are not drafted for, nor is it tried whether that would pay
         """
         self.trees = trees
         self._hopeful = hopeful = hope > 0.5
-        self.least = LEAST if hopeful else 0.0
         self.costs: StepCosts = costs or (past.clock if past else Clock(1 if hopeful else 3))
         self.seen = {width: Survival(hope) for width in ((1,) if trees == "chain" else WIDTHS)}
         if past is not None:
@@ -95,7 +96,7 @@ class Auto:
         elif hopeful:
             self.seen[1] = Survival(hope, PATIENCE, FIRST // 2)
         self.temper = (past.temper if past else Temper()) if tempers else None
-        self.rows, self.crowd = 1, crowd
+        self.rows, self.crowd, self.least = 1, crowd, least
         self._accounts: dict[int, Account] = {}  # by the binary digits of the number of rows
         self._width = 1  # of the probe
         self._choice: Choice | None = None
@@ -301,12 +302,17 @@ def tuned(trees: str, drafts: Sequence[Model], tempers: bool) -> Auto:
         past = memory.setdefault("tuning", Past(expected))
     if facts(drafts[0]).trained and facts(drafts[0]).device == "cpu":  # another drafter costs little to try
         crowd = CROWD * torch.get_num_threads()
-    return Auto(trees, tempers=tempers, hope=expected, past=past, crowd=crowd)
+    return Auto(trees, tempers=tempers, hope=expected, past=past, crowd=crowd, least=least(drafts))
 
 
 def hope(drafts: Sequence[object]) -> float:
     """Prior acceptance of a first draft token: a trained drafter nearly always pays."""
     return 0.65 if any(facts(draft).trained for draft in drafts) else Survival.START
+
+
+def least(drafts: Sequence[object]) -> float:
+    """How likely a token must be to be reached: on a GPU, where more of them are nearly free, any will do."""
+    return LEAST if any(facts(draft).trained and facts(draft).device == "cpu" for draft in drafts) else 0.0
 
 
 def assumed(target: Model, drafts: Sequence[Model]) -> Nominal:

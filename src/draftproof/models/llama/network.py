@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
+from draftproof.models.llama.backends import native_network
 from draftproof.models.llama.block import Block, Blocks
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Mask
@@ -50,6 +52,11 @@ class FusedLlama(nn.Module):
         kinds = self.config.layer_types if len(self.windows) > 1 else [*self.windows] * len(blocks)
         self.embed, self.blocks, self.norm, self.head, self.rotary = embed, Blocks(blocks, kinds), norm, head, rotary
 
+    @cached_property
+    def whole(self) -> native_network.NativeNetwork | None:
+        """The same for C, once the weights stay as they are."""
+        return native_network.open_network(self)
+
     def forward(
         self,
         input_ids: torch.Tensor,  # [B, T]
@@ -66,17 +73,27 @@ class FusedLlama(nn.Module):
         masks = attention_mask if isinstance(attention_mask, dict) else dict.fromkeys(self.windows, attention_mask)
         if attention_mask is None and past_key_values is None:
             masks = self._causal(position_ids)
-        rotation = self.rotary.at(position_ids)
-        call = LayerCall(rotation, masks) if past_key_values is None else past_key_values.call(rotation, masks)
-        layers = range(len(self.blocks))
-        wanted = (range(len(layers) + 1) if output_hidden_states is True else output_hidden_states) or ()
-        x, states = self.blocks(self.embed(input_ids), call, keep=[layer for layer in wanted if layer in layers])
-        if wanted:
-            x = self.norm(x)
-            kept = [states[number] if number in layers else x for number in wanted]
-            hidden: Any = tuple(kept) if output_hidden_states is True else dict(zip(wanted, kept, strict=True))
-            return CausalOutput(self._logits(x[:, -logits_to_keep:], call), hidden)
-        return CausalOutput(self._logits(self.norm(x[:, -logits_to_keep:]), call))
+        wanted = range(len(self.blocks) + 1) if output_hidden_states is True else output_hidden_states or ()
+        run: Callable[..., tuple[torch.Tensor, dict[int, torch.Tensor]]] = self._in_layers
+        if self.blocks.stack is not None and native_network.fits(self, input_ids, masks, past_key_values):
+            run = partial(native_network.run, self)
+        logits, states = run(input_ids, masks, position_ids, past_key_values, logits_to_keep, wanted)
+        if not wanted:
+            return CausalOutput(logits)
+        return CausalOutput(logits, tuple(states.values()) if output_hidden_states is True else states)
+
+    def _in_layers(
+        self, ids: torch.Tensor, masks: Any, positions: torch.Tensor, view: Any, keep: int, wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The logits of the last `keep` tokens, or of all for 0, and the hidden states of the wanted numbers."""
+        rotation, layers = self.rotary.at(positions), range(len(self.blocks))
+        call = LayerCall(rotation, masks) if view is None else view.call(rotation, masks)
+        x, states = self.blocks(self.embed(ids), call, keep=[number for number in wanted if number in layers])
+        if not wanted:
+            return self._logits(self.norm(x[:, -keep:]), call), {}
+        x = self.norm(x)
+        found = {number: states[number] if number in layers else x for number in wanted}
+        return self._logits(x[:, -keep:], call), found
 
     def _logits(self, x: torch.Tensor, call: LayerCall) -> torch.Tensor:
         """The logits [B, T, V] of states [B, T, width] of a call's last tokens; zeros for much padding."""

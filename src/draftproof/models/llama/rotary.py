@@ -73,10 +73,14 @@ class Rotary(nn.Module):
     def look_up(self, positions: torch.Tensor) -> Rotation:
         """Cosine and sine of positions [B, T] on a CPU, from a table that grows with the longest text."""
         longest = int(positions.max()) + 1 if positions.numel() else 0
+        return Rotation(*(part[0, 0][positions][:, None] for part in self.table(longest)))
+
+    def table(self, longest: int) -> Rotation:
+        """Cosine and sine of at least so many positions, [1, 1, P, size]."""
         if self._table is None or self._table.cos.shape[2] < longest:
             places = torch.arange(max(256, 1 << (longest - 1).bit_length()))[None]
             self._table = Rotation.of(places, self.frequencies, self.scale)
-        return Rotation(*(part[0, 0][positions][:, None] for part in self._table))
+        return self._table
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Rotary:
         self.frequencies, self._table = self.frequencies.to(fn(self.frequencies).device), None

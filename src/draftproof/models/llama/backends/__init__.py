@@ -28,7 +28,9 @@ class Backend(Protocol):
         """Whether it can do this call; see `run`."""
         ...
 
-    def run(self, blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
+    def run(
+        self, blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]
+    ) -> tuple[torch.Tensor, Any]:
         """x [B, T, width] through the layers from `first` on, and by number what the layers in `keep` were given."""
         ...
 
