@@ -352,6 +352,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=5, help="texts of each schema in `valid`")
     parser.add_argument("--tokens", type=int, default=50_000, help="of each engine in `audit`")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtypes", nargs="*", default=DTYPES, choices=DTYPES, help="in `speed` and `batch`")
     parser.add_argument("--stride", type=int, default=1, help="`speed` measures each so-many-th schema")
     parser.add_argument("--every", type=int, default=8, help="transformers writes the texts of each so-many-th schema")
     parser.add_argument("--seed", type=int, default=0)
@@ -364,10 +365,10 @@ def main() -> None:
         "valid": lambda: valid(cases, options.samples, seed),
         "masks": lambda: masks(cases[:: options.stride], seed),
     }
-    for dtype, tree in product(DTYPES, ("chain:4", None)):
+    for dtype, tree in product(options.dtypes, ("chain:4", None)):
         name = f"batch {dtype}, {tree or 'chosen lengths'}"
         parts[name] = partial(batch, dtype, tree, cases, 5 * options.rounds, seed)
-    for dtype, temperature in product(DTYPES, TEMPERATURES):
+    for dtype, temperature in product(options.dtypes, TEMPERATURES):
         arguments = (dtype, cases[:: options.stride], options.rounds, seed, options.every, temperature)
         parts[f"speed {dtype}, temperature {temperature:g}"] = partial(speed, *arguments)
     parts |= {f"audit {name}": partial(audited, name, options.tokens, seed) for name in ENGINES}

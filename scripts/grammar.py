@@ -16,6 +16,7 @@ def measured(root: Path) -> str:
     rows = json.loads((root / RESULTS).read_text(encoding="utf-8"))
     speeds, batches = ([row for name, row in rows.items() if name.split()[0] == kind] for kind in ("speed", "batch"))
     valid, share, first = rows["valid"], rows["masks"]["share"], speeds[0]
+    runs = {row["command"]: row for row in speeds}.values()
     checked = "all are valid" if not valid["faults"] else f"{len(valid['faults'])} are not valid"
     return "\n".join(
         [
@@ -29,8 +30,8 @@ def measured(root: Path) -> str:
             "their tokens a CPU second, three texts without a grammar are slowed by a fourth that has one:",
             f"{'; '.join(map(_slowed, batches))}.",
             "",
-            f"`{first['command']}`: {first['schemas']} schemas, {first['machine']['cpu']}, "
-            f"{first['machine']['threads']} threads, commit {first['commit']}, {first['date']}.",
+            f"{first['schemas']} schemas, {first['machine']['cpu']}, {first['machine']['threads']} threads:",
+            "; ".join(f"`{row['command']}`, commit {row['commit']}, {row['date']}" for row in runs) + ".",
             "",
         ]
     )
