@@ -12,7 +12,7 @@ import numpy as np
 from draftproof.draft import Tree
 from draftproof.engine.eager.columns import Columns
 from draftproof.engine.eager.constraints import Constraints, checked, is_open
-from draftproof.engine.eager.goals import chance, least_of
+from draftproof.engine.eager.goals import CHEAP, chance
 from draftproof.engine.eager.rows import Row
 from draftproof.errors import first_line
 from draftproof.grammar import State
@@ -64,7 +64,7 @@ def follow(row: Row, drafter: PathDrafter, longest: int, room: int, u: np.ndarra
     while len(made.tokens) < room and is_open(here := made.states[-1]) and here is not None:
         is_sure = here.expected >= 0
         guessed = guessed or not is_sure
-        if (guessed and left <= 0) or reached < least_of(row.least, is_sure):
+        if (guessed and left <= 0) or reached < row.least * (CHEAP if is_sure else 1):
             break
         if is_sure:
             made.add(here.expected, here.expected)

@@ -29,11 +29,6 @@ def roomy(rows: Sequence[Row], tree: Tree) -> Tree:
     return Tree.chain(max(tree.size, ROOM) - 1) if constrained else tree
 
 
-def least_of(least: Any, sure: Any) -> Any:
-    """How likely the next token must be to be reached, if for others that is `least`."""
-    return least * (1 - (1 - CHEAP) * sure)
-
-
 class Goals:
     """How far each row is drafted. In a chain, tokens that a grammar makes sure of may go further than guesses.
 
@@ -54,7 +49,7 @@ class Goals:
         if not self._is_chain:
             return possible & (depth < self._left)
         self._guessed = self._guessed | ~sure
-        possible = possible & (self._reached >= least_of(self._least, sure))
+        possible = possible & (self._reached >= self._least * np.where(sure, CHEAP, 1))
         wanted = possible & (depth < self._room) & ((self._left > 0) | ~self._guessed)
         self._left = self._left - wanted
         return np.asarray(wanted)

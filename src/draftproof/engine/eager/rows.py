@@ -196,6 +196,7 @@ def together(p: Array, laws: Sequence[Array]) -> tuple[Array, list[Array]]:
 
 
 def on_host(array: Array) -> np.ndarray:
+    """An array of any kind as NumPy has it."""
     return np.asarray(array.cpu() if is_torch_array(array) else array)
 
 
