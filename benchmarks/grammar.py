@@ -381,7 +381,7 @@ def main() -> None:
             options.results.write_text(json.dumps({**rows, name: {**row, **origin}}, indent=1) + "\n", encoding="utf-8")
 
 
-def about() -> dict[str, Any]:
+def about(benchmark: str = "grammar") -> dict[str, Any]:
     """Machine, versions, commit and command."""
     found = facts("cpu")._asdict()
     packages = ("llguidance", "jsonschema", *(["xgrammar"] if find_spec("xgrammar") else []))
@@ -389,7 +389,7 @@ def about() -> dict[str, Any]:
     words = sys.argv[1:]
     if "--results" in words:  # a place on this machine
         del words[words.index("--results") : words.index("--results") + 2]
-    return {**found, "command": shlex.join(["python", "-m", "benchmarks.grammar", *words])}
+    return {**found, "command": shlex.join(["python", "-m", f"benchmarks.{benchmark}", *words])}
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.grammar import about
 from benchmarks.schemas import corpus
 from draftproof import Engine, Grammar, Sampling, Tree, load
-from draftproof.bench.rows import facts
 from draftproof.engine.arguments import encode
 from draftproof.grammar import State
 from draftproof.models import grammars
@@ -128,7 +128,7 @@ def main() -> None:
     }
     if given.prompts:
         asked["prompts"] = [(prompt, None) for prompt in read(given.prompts)]
-    origin = facts("cpu")._asdict()
+    origin = about("heads")  # before it is measured: the checkout may change
     for kind, some in asked.items():
         short = [one for one in some if len(encode(model, one[0])) < given.longest]
         if kind == "prompts":
