@@ -108,9 +108,24 @@ def measure(head: HeadModel, texts: Sequence[Text]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for temperature in TEMPERATURES:
         found = np.array([one for text in texts if text.temperature == temperature for one in reached(head, text)])
-        mean, error = found.mean(), found.std() / len(found) ** 0.5
+        mean, error = float(found.mean()), float(found.std() / len(found) ** 0.5)
         row[f"temperature {temperature:g}"] = {"tokens_per_call": round(mean, 3), "error": round(error, 3)}
     return row
+
+
+def table(root: Path) -> str:
+    """The recorded rows as a table of docs/drafters.md, and how they were measured."""
+    rows = json.loads((root / "benchmarks" / "results" / RESULTS.name).read_text(encoding="utf-8")).values()
+    kinds = list(dict.fromkeys(row["texts"] for row in rows))
+    names = [f"{kind}, {temperature:g}" for kind in kinds for temperature in TEMPERATURES]
+    lines = [f"| head | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for head in dict.fromkeys(row["head"] for row in rows):
+        own = {row["texts"]: row for row in rows if row["head"] == head}
+        found = [own[kind][f"temperature {temperature:g}"] for kind in kinds for temperature in TEMPERATURES]
+        cells = (f"{one['tokens_per_call']:.2f} ± {one['error']:.2f}" for one in found)
+        lines.append(f"| {head.replace('-', ' ')} | {' | '.join(cells)} |")
+    first = next(iter(rows))
+    return "\n".join([*lines, "", f"`{first['command']}`, commit {first['commit']}, {first['date']}.", ""])
 
 
 def main() -> None:

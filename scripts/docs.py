@@ -22,7 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import drafters, vllm_device, vllm_engine
+from benchmarks import drafters, heads, vllm_device, vllm_engine
 from benchmarks.device import table as device_table
 from benchmarks.load import peers
 from draftproof.couple import COUPLINGS
@@ -121,7 +121,8 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / "performance.md", performance.page(root)
     commands = {"commands": command_line.sections()}
     yield docs / "command-line.md", filled(docs / "command-line.md", commands)
-    yield docs / "drafters.md", filled(docs / "drafters.md", {"measured": drafters.table(root)})
+    tables = {"measured": drafters.table(root), "same texts": heads.table(root)}
+    yield docs / "drafters.md", filled(docs / "drafters.md", tables)
     yield docs / "gpu.md", filled(docs / "gpu.md", {"device": device_table.page_table(root)})
     yield docs / "audit.md", filled(docs / "audit.md", {"engines": audit.table(root)})
     yield docs / "exactness.md", filled(docs / "exactness.md", {"mutants": mutants.score(root)})

@@ -71,9 +71,9 @@ static void run_layer(const Call *call, long l, float *own) {
     multiply(&layer->down, call->scratch, rows, added);
 }
 
-/* Consecutive layers: x [batch, tokens, width] in place, and the inputs of some layers in states [some, ...], kept [layers]
-   being where, or -1; without states none is kept. Padding stays as it is. `caches` are keys and values of each layer, masks one for each; work [rows, 2 *
-   work_width + width] and scratch are for intermediate results. */
+/* Consecutive layers: x [batch, tokens, width] in place. The input of a layer goes to states [some, ...] where `kept` has
+   its place there, and nowhere for -1 or without states. Padding stays as it is. `caches` are keys and values of each
+   layer, masks one for each; work [rows, 2 * work_width + width] and scratch are for intermediate results. */
 void stack(Sizes n, long layers, const Layer *all, float *const *caches, const Mask *masks, const float *cos,
            const float *sin, const long *slots, float *x, float *states, const long *kept, float *work, long work_width,
            char *scratch) {

@@ -8,9 +8,9 @@ typedef struct {
     Linear output;
 } Network;
 
-/* The tokens [n.tokens] of one text, at these positions, which are rows of cos and sin; logits of the last `keep` of them.
-   x [tokens, width] becomes the states after all layers, normed: of all tokens if `all`, else of those. What else is not
-   said here is as `stack` has it. */
+/* The tokens [n.tokens] of one text, at these positions, which are rows of cos and sin; logits of the last `keep`.
+   x [tokens, width] becomes the states after all layers, normed: of all tokens if `all`, else of those. What is not said
+   here is as `stack` has it. */
 void network(const Network *net, Sizes n, const long *ids, const long *positions, const float *cos, const float *sin,
              float *const *caches, const Mask *masks, long keep, int all, float *x, float *states, const long *kept,
              float *logits, float *work, long work_width, char *scratch) {

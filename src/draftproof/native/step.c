@@ -163,14 +163,14 @@ long follow(const Head *head, Sizes n, long count, const long *tokens, float tem
 /* How likely the target is to accept a token that was drawn with this probability: engine/eager/goals.py. */
 static double chance(double q) { return 0.35 + 0.6 * q; }
 
-/* A chain of `count` draft tokens after one text: draws each with its u from the head's law, and reads it. It ends where
-   the next token is reached with a chance below `least`. states [count,
-   width] hold the first state; laws [count, draft tokens]; guesses [count] are indices among those tokens. cos and sin
-   belong to the first guess, those of the others follow; n describes the call of the first guess. Returns how many
-   tokens were drawn, or -1 where the head's scores are not finite. */
-long guess(const Head *head, Sizes n, long count, float temperature, double least, const double *u, const float *cos, const float *sin,
-           float *keys, float *values, float *states, float *laws, long *guesses, float *work, long work_width,
-           char *scratch) {
+/* A chain of up to `count` draft tokens after one text: draws each with its u from the head's law, and reads it. It ends
+   where the next token is reached with a chance below `least`. states [count, width] hold the first state; laws [count,
+   draft tokens]; guesses [count] are indices among those tokens. cos and sin belong to the first guess, those of the
+   others follow; n describes the call of the first guess. Returns how many tokens were drawn, or -1 where the head's
+   scores are not finite. */
+long guess(const Head *head, Sizes n, long count, float temperature, double least, const double *u, const float *cos,
+           const float *sin, float *keys, float *values, float *states, float *laws, long *guesses, float *work,
+           long work_width, char *scratch) {
     long width = head->join.outputs, drafted = head->output.outputs;
     float *const caches[] = {keys, values};
     double reached = 1;
