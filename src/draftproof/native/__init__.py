@@ -10,6 +10,7 @@ from draftproof.native.layers import (
     Attention,
     NativeLinear,
     Stack,
+    addresses,
     as_gain,
     attend,
     causal,
@@ -24,7 +25,7 @@ from draftproof.native.layers import (
     run_stack,
     stack,
 )
-from draftproof.native.network import NativeNetwork, addresses, forward, lay_out_network
+from draftproof.native.network import NativeNetwork, forward, lay_out_network
 from draftproof.native.step import (
     CHAINS,
     ChainOutcome,

@@ -194,16 +194,15 @@ def run_stack(
     masks     one for each (`mask`)
     """
     (batch, tokens, width), (sizes, cos, sin, slots) = x.shape, attention
-    x, rows, count = x.clone(memory_format=torch.contiguous_format), batch * tokens, len(entries)
+    x, count = x.clone(memory_format=torch.contiguous_format), len(entries)
     first = ctypes.byref(layers.layers, (len(layers.layers) - count) * ctypes.sizeof(LayerStruct))
     states = x.new_empty((len(keep), *x.shape)) if keep else None
-    work = x.new_empty(rows * (3 * layers.width + width + 2))
-    pointers = [buffer.data_ptr() for pair in entries for buffer in pair]
+    work = workspace(x, batch * tokens, layers.width, width)
     build.compiled().stack(
         sizes,
         count,
         first,
-        (ctypes.c_void_p * (2 * count))(*pointers),
+        addresses(entries),
         (MaskStruct * count)(*masks),
         cos.data_ptr(),
         sin.data_ptr(),
@@ -211,11 +210,25 @@ def run_stack(
         x.data_ptr(),
         None if states is None else states.data_ptr(),
         places(tuple(keep), count),
-        work.data_ptr(),
-        layers.width,
-        work.data_ptr() + 4 * rows * (2 * layers.width + width),
+        *parts(work, layers.width, width),
     )
     return x, states
+
+
+def addresses(entries: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Of keys and values of each layer, for C."""
+    return (ctypes.c_void_p * (2 * len(entries)))(*(buffer.data_ptr() for pair in entries for buffer in pair))
+
+
+def workspace(like: torch.Tensor, tokens: int, widest: int, width: int) -> torch.Tensor:
+    """Memory for what so many tokens become in layers of this width, at most `widest` numbers each."""
+    return like.new_empty((tokens, 3 * widest + width + 2))
+
+
+def parts(work: torch.Tensor, widest: int, width: int) -> tuple[int, int, int]:
+    """A workspace as C takes it: what tokens become, how wide that may be, and what a linear layer reads."""
+    start = work.data_ptr()
+    return start, widest, start + 4 * len(work) * (2 * widest + width)
 
 
 @lru_cache

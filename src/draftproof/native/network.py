@@ -15,7 +15,7 @@ from torch.nn import RMSNorm
 
 from draftproof.native import build
 from draftproof.native.build import MaskStruct, Sizes
-from draftproof.native.layers import LinearStruct, NativeLinear, Stack, places
+from draftproof.native.layers import LinearStruct, NativeLinear, Stack, parts, places, workspace
 
 
 class NetworkStruct(ctypes.Structure):
@@ -58,11 +58,6 @@ def lay_out_network(
     return NativeNetwork(struct, kept, (MaskStruct * count)(*masks), heads, embeddings.shape[1], stack.width)
 
 
-def addresses(entries: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Of keys and values of each layer, for C."""
-    return (ctypes.c_void_p * (2 * len(entries)))(*(buffer.data_ptr() for pair in entries for buffer in pair))
-
-
 def forward(
     network: NativeNetwork,
     ids: torch.Tensor,
@@ -88,7 +83,7 @@ def forward(
     x = angles[0].new_empty((1, tokens, network.width))
     some = x.new_empty((len(inner), *x.shape))
     logits = x.new_empty((1, keep, network.struct.output.outputs))
-    work = x.new_empty(tokens * (3 * network.widest + network.width + 2))
+    work = workspace(x, tokens, network.widest, network.width)
     build.compiled().network(
         ctypes.byref(network.struct),
         sizes,
@@ -102,9 +97,7 @@ def forward(
         some.data_ptr() if inner else None,
         places(inner, count),
         logits.data_ptr(),
-        work.data_ptr(),
-        network.widest,
-        work.data_ptr() + 4 * tokens * (2 * network.widest + network.width),
+        *parts(work, network.widest, network.width),
     )
     found = dict(zip(inner, some, strict=True)) if inner else {}
     return logits, found | ({count: x} if count in states else {})

@@ -16,7 +16,7 @@ from torch.nn import RMSNorm
 
 from draftproof.native import build
 from draftproof.native.build import Sizes
-from draftproof.native.layers import LinearStruct, NativeLinear, Stack, absorb
+from draftproof.native.layers import LinearStruct, NativeLinear, Stack, absorb, addresses, parts, workspace
 
 
 def prepare() -> None:
@@ -36,10 +36,10 @@ def whole_laws(
     if scores.dtype != np.float32 or not scores.flags.c_contiguous or build.compiled() is None:
         return None
     laws, size = np.empty_like(scores), scores.shape[-1]
-    rows, addresses = scores.size // size, None
+    rows, pointers = scores.size // size, None
     if masks is not None:
-        addresses = (ctypes.c_void_p * rows)(*(None if mask is None else mask.ctypes.data for mask in masks))
-    bad = build.compiled().laws(scores.ctypes.data, addresses, rows, size, temperature, laws.ctypes.data)
+        pointers = (ctypes.c_void_p * rows)(*(None if mask is None else mask.ctypes.data for mask in masks))
+    bad = build.compiled().laws(scores.ctypes.data, pointers, rows, size, temperature, laws.ctypes.data)
     return None if bad else laws
 
 
@@ -166,13 +166,12 @@ def _sizes(head: NativeHead, keys: torch.Tensor, entry: int, tokens: int) -> Siz
 
 def _work(head: NativeHead, like: torch.Tensor, tokens: int) -> torch.Tensor:
     """Memory for the intermediate results of a call."""
-    return like.new_empty((tokens, 3 * head.widest + head.width + 2))
+    return workspace(like, tokens, head.widest, head.width)
 
 
 def _parts(head: NativeHead, work: torch.Tensor) -> tuple[int, int, int]:
-    """The same as C takes it: what tokens become, how wide that may be, and what a linear layer reads."""
-    start = work.data_ptr()
-    return start, head.widest, start + 4 * len(work) * (2 * head.widest + head.width)
+    """The same as C takes it."""
+    return parts(work, head.widest, head.width)
 
 
 def catch_up(
@@ -201,7 +200,7 @@ def catch_up(
         tokens.ctypes.data,
         cos[entry:].data_ptr(),
         sin[entry:].data_ptr(),
-        (ctypes.c_void_p * (2 * len(entries)))(*(buffer.data_ptr() for pair in entries for buffer in pair)),
+        addresses(entries),
         states.data_ptr(),
         *_parts(head, work),
     )
