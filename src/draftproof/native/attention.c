@@ -72,18 +72,29 @@ static Seen look(const Sizes *n, const Mask *mask, const long *slots, long at) {
     return seen;
 }
 
-/* Dot products of a query with 16 keys [16, size]. */
-INLINE Lanes dots(const float *query, const float *keys, long size) {
-    Lanes part[LANES];
-    for (int j = 0; j < LANES; j++)
-        for (long i = 0; i < size; i += LANES) {
-            Lanes q = load_some(query + i, size - i, 0), k = load_some(keys + j * size + i, size - i, 0);
-            for (int p = 0; p < PARTS; p++) {
-                if (i) part[j].part[p] += q.part[p] * k.part[p];
-                else part[j].part[p] = q.part[p] * k.part[p];
+enum { BESIDE = WIDTH == 16 ? 3 : 1 }; /* queries that are multiplied with a key while it is in a register */
+
+/* Dot products of some queries [size] with 16 keys [16, size]. */
+INLINE void dots(const int queries, const float *const *query, const float *keys, long size, Lanes *out) {
+    Lanes fours[BESIDE][4];
+#pragma GCC unroll 4
+    for (int f = 0; f < 4; f++) {
+        Lanes part[BESIDE][4];
+#pragma GCC unroll 4 /* or its sums are kept in memory */
+        for (int j = 0; j < 4; j++)
+            for (long i = 0; i < size; i += LANES) {
+                Lanes k = load_some(keys + (4 * f + j) * size + i, size - i, 0);
+                for (int q = 0; q < queries; q++) {
+                    Lanes x = load_some(query[q] + i, size - i, 0);
+                    for (int p = 0; p < PARTS; p++) {
+                        if (i) part[q][j].part[p] += x.part[p] * k.part[p];
+                        else part[q][j].part[p] = x.part[p] * k.part[p];
+                    }
+                }
             }
-        }
-    return sums_of(part);
+        for (int q = 0; q < queries; q++) fours[q][f] = fours_of(part[q]);
+    }
+    for (int q = 0; q < queries; q++) out[q] = sums_of(fours[q]);
 }
 
 /* Scores [whole lanes] become exp(score - largest); returns their sum. */
@@ -105,7 +116,7 @@ INLINE float weigh(float *scores, long count) {
 enum { TOGETHER = WIDTH == 16 ? 4 : 2 }; /* queries whose sums stay in registers */
 
 /* `across` registers of columns from column i on, of what add_weighted does. */
-INLINE void add_columns(const int queries, const int across, const float *const *weights, const float *values,
+INLINE void add_columns(const int queries, const int across, const float *weights, long stride, const float *values,
                         long count, long size, float *const *out, long i) {
     Floats sum[4][4];
     for (int q = 0; q < queries; q++)
@@ -113,25 +124,34 @@ INLINE void add_columns(const int queries, const int across, const float *const 
     for (long s = 0; s < count; s++)
         for (int c = 0; c < across; c++) {
             Floats value = *(const Floats *)(values + s * size + i + c * WIDTH);
-            for (int q = 0; q < queries; q++) sum[q][c] += weights[q][s] * value;
+            for (int q = 0; q < queries; q++) sum[q][c] += weights[q * stride + s] * value;
         }
     for (int q = 0; q < queries; q++)
         for (int c = 0; c < across; c++) *(Floats *)(out[q] + i + c * WIDTH) = sum[q][c];
 }
 
-/* For some queries: out [size] += weights [count] @ values [count, size], slot after slot. */
-INLINE void add_weighted(const int queries, const float *const *weights, const float *values, long count, long size,
-                         float *const *out) {
-    long i = 0;
-    for (; i + 4 * WIDTH <= size; i += 4 * WIDTH) add_columns(queries, 4, weights, values, count, size, out, i);
-    for (; i + 2 * WIDTH <= size; i += 2 * WIDTH) add_columns(queries, 2, weights, values, count, size, out, i);
-    for (; i + WIDTH <= size; i += WIDTH) add_columns(queries, 1, weights, values, count, size, out, i);
-    for (; i < size; i++)
-        for (int q = 0; q < queries; q++)
-            for (long s = 0; s < count; s++) out[q][i] += weights[q][s] * values[s * size + i];
-}
+/* For QUERIES queries: out [size] += weights [count] @ values [count, size], slot after slot. A function of its own each,
+   so that its sums stay in registers. */
+#define ADD_WEIGHTED(QUERIES)                                                                                         \
+    static __attribute__((noinline)) void add_weighted##QUERIES(const float *weights, long stride, const float *values, \
+                                                                long count, long size, float *const *out) {           \
+        long i = 0;                                                                                                   \
+        for (; i + 4 * WIDTH <= size; i += 4 * WIDTH)                                                                 \
+            add_columns(QUERIES, 4, weights, stride, values, count, size, out, i);                                    \
+        for (; i + 2 * WIDTH <= size; i += 2 * WIDTH)                                                                 \
+            add_columns(QUERIES, 2, weights, stride, values, count, size, out, i);                                    \
+        for (; i + WIDTH <= size; i += WIDTH) add_columns(QUERIES, 1, weights, stride, values, count, size, out, i);  \
+        for (; i < size; i++)                                                                                         \
+            for (int q = 0; q < QUERIES; q++)                                                                         \
+                for (long s = 0; s < count; s++) out[q][i] += weights[q * stride + s] * values[s * size + i];         \
+    }
+ADD_WEIGHTED(1) ADD_WEIGHTED(2) ADD_WEIGHTED(3) ADD_WEIGHTED(4)
+
+typedef void AddWeighted(const float *, long, const float *, long, long, float *const *);
+static AddWeighted *const ADD_WEIGHTED[] = {add_weighted1, add_weighted2, add_weighted3, add_weighted4};
 
 enum { TOKENS = 8, PART = 32 }; /* tokens, and slots, that are worked on while they are in the nearest cache */
+enum { AHEAD = 4 * LANES };     /* slots whose keys are prefetched before they are worked on */
 
 /* One head of keys and values, and the queries of some tokens that share it and see slots from the same one on. */
 typedef struct {
@@ -150,13 +170,36 @@ INLINE long slot_at(const Work *work, long s) {
     return s < work->run ? work->first + s : work->scattered[s - work->run];
 }
 
+/* Prefetches 16 entries: they often begin a new page, where a processor does not go on prefetching by itself. */
+INLINE void prefetch_entries(const float *entries, long size) {
+    for (long i = 0; i < LANES * size; i += LANES) __builtin_prefetch(entries + i, 0, 2);
+}
+
+/* Scores of slots s to s + 15 of `count` queries of token t, from query g on: out [count, whole]. */
+INLINE void score_some(const Work *work, long count, long t, long g, long size, const float *keys, long s, float *out,
+                       long whole) {
+    const float *query[BESIDE], scale = 1 / sqrtf(size);
+    Lanes product[BESIDE];
+    for (long q = 0; q < count; q++) query[q] = work->query[t] + (g + q) * size;
+    if (count == 1) dots(1, query, keys, size, product);
+    if (BESIDE > 1 && count == 2) dots(2, query, keys, size, product);
+    if (BESIDE > 2 && count == 3) dots(3, query, keys, size, product);
+    for (long q = 0, left = work->visible[t] - s; q < count; q++, out += whole) {
+        for (int p = 0; p < PARTS; p++) product[q].part[p] *= scale;
+        store(product[q], out);
+        for (long j = 0; work->added && j < left && j < LANES; j++) out[j] += work->added[slot_at(work, s + j)];
+        for (long j = left; j < LANES; j++) out[j] = -INFINITY;
+    }
+}
+
 /* Weights [tokens * group, whole] and their sums; `some` [16, size] is scratch. */
 INLINE void score(const Work *work, long size, long whole, float *some, float *weights, float *sums) {
     long group = work->group, most = 0;
-    float scale = 1 / sqrtf(size);
     for (long t = 0; t < work->count; t++) most = work->visible[t] > most ? work->visible[t] : most;
     for (long s = 0; s < most; s += LANES) {
         const float *keys = work->keys + (work->first + s) * size;
+        prefetch_entries(keys + AHEAD * size, size);
+        prefetch_entries(work->values + (work->first + s) * size, size);
         if (s + LANES > work->run || work->first + s + LANES > work->room) { /* not side by side, or beyond the end */
             for (long j = 0; j < LANES; j++)
                 for (long i = 0; i < size; i++)
@@ -165,13 +208,9 @@ INLINE void score(const Work *work, long size, long whole, float *some, float *w
         }
         for (long t = 0; t < work->count; t++) {
             long left = work->visible[t] - s;
-            for (long g = 0; left > 0 && g < group; g++) {
-                Lanes product = dots(work->query[t] + g * size, keys, size);
-                float *out = weights + (t * group + g) * whole + s;
-                for (int p = 0; p < PARTS; p++) product.part[p] *= scale;
-                store(product, out);
-                for (long j = 0; work->added && j < left && j < LANES; j++) out[j] += work->added[slot_at(work, s + j)];
-                for (long j = left; j < LANES; j++) out[j] = -INFINITY;
+            for (long g = 0, count; left > 0 && g < group; g += count) {
+                count = group - g < BESIDE ? group - g : BESIDE;
+                score_some(work, count, t, g, size, keys, s, weights + (t * group + g) * whole + s, whole);
             }
         }
     }
@@ -191,24 +230,20 @@ INLINE void gather(const Work *work, long size, long whole, const float *weights
         step = s < work->run ? (work->run - s < PART ? work->run - s : PART) : 1;
         const float *values = work->values + slot_at(work, s) * size;
         for (long q = 0; q < queries; q += TOGETHER) {
-            const float *from[TOGETHER];
+            const float *from = weights + q * whole + s;
             float *to[TOGETHER];
             long left[TOGETHER], all = step, count = queries - q < TOGETHER ? queries - q : TOGETHER;
             for (long i = 0; i < count; i++) {
                 long t = (q + i) / group;
-                from[i] = weights + (q + i) * whole + s, to[i] = work->out[t] + (q + i) % group * size;
+                to[i] = work->out[t] + (q + i) % group * size;
                 left[i] = work->visible[t] - s < step ? work->visible[t] - s : step;
                 all = left[i] < all ? left[i] : all;
             }
             if (all < 0) all = 0;
-            if (count == 4) add_weighted(4, from, values, all, size, to);
-            if (count == 3) add_weighted(3, from, values, all, size, to);
-            if (count == 2) add_weighted(2, from, values, all, size, to);
-            if (count == 1) add_weighted(1, from, values, all, size, to);
-            for (long i = 0; i < count; i++) { /* what only some of them see */
-                from[i] += all;
-                if (left[i] > all) add_weighted(1, from + i, values + all * size, left[i] - all, size, to + i);
-            }
+            ADD_WEIGHTED[count - 1](from, whole, values, all, size, to);
+            for (long i = 0; i < count; i++) /* what only some of them see */
+                if (left[i] > all)
+                    add_weighted1(from + i * whole + all, whole, values + all * size, left[i] - all, size, to + i);
         }
     }
     for (long q = 0; q < queries; q++)

@@ -83,19 +83,73 @@ INLINE Lanes filled(float x) {
     return y;
 }
 
-/* Neighbours are added until one number is left. */
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
+#endif
+
+#if WIDTH == 16
+#define PAIRS(a, b)                                                                                                   \
+    (PICK(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +                                          \
+     PICK(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31))
+#elif WIDTH == 8
+#define PAIRS(a, b) (PICK(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + PICK(a, b, 1, 3, 9, 11, 5, 7, 13, 15))
+#else
+#define PAIRS(a, b) (PICK(a, b, 0, 2, 4, 6) + PICK(a, b, 1, 3, 5, 7))
+#endif
+
+/* The sums of neighbours in fours: of each of four vectors lanes 0 to 3, then 4 to 7, and so on. */
+INLINE Lanes fours_of(const Lanes *x) {
+    Lanes sums;
+    for (int p = 0; p < PARTS; p++)
+        sums.part[p] = PAIRS(PAIRS(x[0].part[p], x[1].part[p]), PAIRS(x[2].part[p], x[3].part[p]));
+    return sums;
+}
+
+/* The sum of each of 16 vectors in the lane of its number, from `fours_of` four of them at a time. Neighbours are added
+   until one number is left. */
+INLINE Lanes sums_of(const Lanes *fours) {
+    Lanes sums;
+#if WIDTH == 16
+#define QUADS(a, b)                                                                                                   \
+    (PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +                                           \
+     PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
+    Floats low = QUADS(fours[0].part[0], fours[1].part[0]), high = QUADS(fours[2].part[0], fours[3].part[0]);
+    sums.part[0] = QUADS(low, high);
+#elif WIDTH == 8
+#define HALVES_OF(a, b) (PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+    for (int q = 0; q < 2; q++) {
+        const Lanes *y = fours + 2 * q;
+        sums.part[q] = HALVES_OF(y[0].part[0], y[1].part[0]) + HALVES_OF(y[0].part[1], y[1].part[1]);
+    }
+#else
+    for (int q = 0; q < 4; q++) {
+        const Floats *y = fours[q].part;
+        sums.part[q] = (y[0] + y[1]) + (y[2] + y[3]);
+    }
+#endif
+    return sums;
+}
+
+/* The sum of 16 numbers, added in the same order. */
 INLINE float sum_of(Lanes x) {
-    float some[LANES];
-    store(x, some);
-    for (int count = LANES / 2; count; count /= 2)
-        for (int i = 0; i < count; i++) some[i] = some[2 * i] + some[2 * i + 1];
-    return some[0];
+    Lanes same[4] = {x, x, x, x}, four = fours_of(same), fours[4] = {four, four, four, four};
+    return sums_of(fours).part[0][0];
 }
 
 INLINE float largest_of(Lanes x) {
-    float some[LANES];
-    store(x, some);
-    for (int count = LANES / 2; count; count /= 2)
+    for (int count = PARTS / 2; count; count /= 2)
+        for (int p = 0; p < count; p++) x.part[p] = larger(x.part[p], x.part[p + count]);
+    Floats most = x.part[0];
+#if WIDTH == 16
+    most = larger(most, PICK(most, most, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    most = larger(most, PICK(most, most, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+#elif WIDTH == 8
+    most = larger(most, PICK(most, most, 4, 5, 6, 7, 0, 1, 2, 3));
+#endif
+    float some[4] = {most[0], most[1], most[2], most[3]};
+    for (int count = 2; count; count /= 2)
         for (int i = 0; i < count; i++) some[i] = some[i] > some[i + count] ? some[i] : some[i + count];
     return some[0];
 }
@@ -118,57 +172,3 @@ INLINE Floats exp_of(Floats x) {
 
 /* The same for numbers that are not positive; zero below -60: products of smaller results would be denormal, and slow. */
 INLINE Floats weight_of(Floats x) { return zero_below(x, -60, power_of(x * 1.44269504f)); }
-
-#if defined(__clang__)
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
-#endif
-
-/* The sum of each of 16 vectors, in the lane of its number, added as `sum_of` does. */
-INLINE Lanes sums_of(const Lanes *x) {
-    Lanes sums;
-#if WIDTH == 16
-#define PAIRS(a, b)                                                                                                   \
-    (PICK(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +                                          \
-     PICK(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31))
-#define QUADS(a, b)                                                                                                   \
-    (PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +                                           \
-     PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
-    Floats four[4]; /* of four vectors each: sums of lanes 0 to 3, then of 4 to 7, and so on */
-    for (int q = 0; q < 4; q++) {
-        const Lanes *y = x + 4 * q;
-        Floats a = PAIRS(y[0].part[0], y[1].part[0]), b = PAIRS(y[2].part[0], y[3].part[0]);
-        four[q] = PAIRS(a, b);
-    }
-    Floats low = QUADS(four[0], four[1]), high = QUADS(four[2], four[3]);
-    sums.part[0] = QUADS(low, high);
-#elif WIDTH == 8
-#define PAIRS(a, b) (PICK(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + PICK(a, b, 1, 3, 9, 11, 5, 7, 13, 15))
-    for (int q = 0; q < 2; q++) { /* eight of the vectors */
-        Floats half[2];
-        for (int p = 0; p < 2; p++) { /* eight of their lanes */
-            Floats four[2];
-            for (int i = 0; i < 2; i++) {
-                const Lanes *y = x + 8 * q + 4 * i;
-                Floats a = PAIRS(y[0].part[p], y[1].part[p]), b = PAIRS(y[2].part[p], y[3].part[p]);
-                four[i] = PAIRS(a, b);
-            }
-            half[p] = PICK(four[0], four[1], 0, 1, 2, 3, 8, 9, 10, 11) + PICK(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
-        }
-        sums.part[q] = half[0] + half[1];
-    }
-#else
-#define PAIRS(a, b) (PICK(a, b, 0, 2, 4, 6) + PICK(a, b, 1, 3, 5, 7))
-    for (int q = 0; q < 4; q++) { /* four of the vectors */
-        Floats four[4];
-        for (int p = 0; p < 4; p++) {
-            const Lanes *y = x + 4 * q;
-            Floats a = PAIRS(y[0].part[p], y[1].part[p]), b = PAIRS(y[2].part[p], y[3].part[p]);
-            four[p] = PAIRS(a, b);
-        }
-        sums.part[q] = (four[0] + four[1]) + (four[2] + four[3]);
-    }
-#endif
-    return sums;
-}
