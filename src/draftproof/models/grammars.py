@@ -80,15 +80,22 @@ def is_known(grammar: Grammar, model: Model, end_tokens: tuple[int, ...]) -> boo
 class Mask:
     """Which tokens may come next: the same object wherever the same tokens may."""
 
-    def __init__(self, allowed: np.ndarray) -> None:
+    def __init__(self, allowed: np.ndarray, tokenizer: Any) -> None:
         allowed.flags.writeable = False  # texts share it
-        self.allowed = allowed
+        self.allowed, self._tokenizer = allowed, tokenizer
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # ids, and what is allowed of them
 
     @cached_property
     def only(self) -> int:
         """The only token that is allowed; -1 where there are several."""
         return only(self.allowed)
+
+    @cached_property
+    def forks(self) -> bool:
+        """Whether two of the tokens begin differently, as far as three of them show: then no text must follow."""
+        ids = np.flatnonzero(self.allowed)
+        some = [int(ids[i]) for i in (0, len(ids) // 2, -1)] if len(ids) else []
+        return len({self._tokenizer.decode_bytes([token])[:1] for token in some}) > 1
 
     def among(self, ids: np.ndarray) -> np.ndarray:
         """[D] whether each of these tokens is allowed; known where the last ones were asked for again."""
@@ -99,7 +106,7 @@ class Mask:
 
 
 @lru_cache(maxsize=16)
-def masks(vocabulary: int, ends: tuple[int, ...]) -> Callable[[bytes, bool], Mask]:
+def masks(tokenizer: Any, vocabulary: int, ends: tuple[int, ...]) -> Callable[[bytes, bool], Mask]:
     """Makes the masks of a model's texts from llguidance's bits and from whether the text may end there.
 
     A text comes to the same masks again and again, and other texts to the same.
@@ -108,7 +115,7 @@ def masks(vocabulary: int, ends: tuple[int, ...]) -> Callable[[bytes, bool], Mas
     @lru_cache(maxsize=MASKS)
     def mask(bits: bytes, may_end: bool) -> Mask:
         read = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
-        return Mask(with_ends(read.view(bool)[:vocabulary], ends, may_end))
+        return Mask(with_ends(read.view(bool)[:vocabulary], ends, may_end), tokenizer)
 
     return mask
 
@@ -135,12 +142,12 @@ class Ended:
 
 
 class Frame:
-    """What the states of one text have in common: the vocabulary and the end tokens."""
+    """What the states of one text have in common: vocabulary, end tokens, and llguidance's view of the tokenizer."""
 
-    def __init__(self, vocabulary: int, end_tokens: tuple[int, ...]) -> None:
+    def __init__(self, vocabulary: int, end_tokens: tuple[int, ...], tokenizer: Any = None) -> None:
         self.vocabulary, self.ended = vocabulary, Ended(vocabulary)
         self.ends = frozenset(end for end in end_tokens if end < vocabulary)
-        self.masks = masks(vocabulary, tuple(sorted(self.ends)))
+        self.masks = masks(tokenizer, vocabulary, tuple(sorted(self.ends)))
 
 
 class Automaton:
@@ -219,7 +226,7 @@ class TextState:
     @cached_property
     def ahead(self) -> tuple[int, ...]:
         """The text that must follow, in the tokens that the tokenizer would cut it into."""
-        if self._ahead or self.matcher.is_error():
+        if self._ahead or self.mask.forks:
             return self._ahead
         matcher = self.matcher.deep_copy()  # looking ahead must not change the mask
         return tuple(matcher.compute_ff_tokens()) if matcher.compute_ff_bytes() else ()
@@ -242,7 +249,8 @@ class TextState:
         matcher = self.matcher.deep_copy()
         if not matcher.try_consume_tokens([token]) and not matcher.is_error():
             return None
-        state = TextState(self.frame, matcher, self.ahead[1:] if self.ahead[:1] == (token,) else ())
+        ahead = vars(self).get("ahead", self._ahead)  # not looked for here: few of these states are asked
+        state = TextState(self.frame, matcher, ahead[1:] if ahead[:1] == (token,) else ())
         self._below[token] = ref(state)
         return state
 
@@ -259,7 +267,7 @@ def _compile(grammar: Grammar, model: Model, end_tokens: tuple[int, ...]) -> Sta
     matcher = library.LLMatcher(tokenizer, _source(library, grammar), log_level=0, limits=_limits(library))
     if matcher.is_error():
         raise DraftproofError(f"{_NAMES[grammar.kind]} cannot be used: {_reason(matcher.get_error())}")
-    root = TextState(Frame(model.vocabulary, end_tokens), matcher)
+    root = TextState(Frame(model.vocabulary, end_tokens, tokenizer), matcher)
     try:
         is_empty = not root.allowed.any()
     except DraftproofError as error:

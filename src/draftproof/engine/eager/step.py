@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftproof.draft import Draft, Tree
+from draftproof.engine.eager.constraints import Constraints
 from draftproof.engine.eager.decide import Decision
 from draftproof.engine.eager.logprobs import Place, chain_limits, token_logprobs
 from draftproof.engine.eager.method import Method
@@ -52,6 +53,7 @@ class StepResult(NamedTuple):
     p: Array  # [B, N, V] the target's laws
     draft_tokens: np.ndarray | None  # token ids of q's columns, if q covers a reduced vocabulary
     busy: dict[str, float]  # by phase, seconds in which this thread ran; others on the machine change that least
+    constraints: Constraints  # where the draft's nodes are in their grammars: the texts go on from there
 
 
 def step(
@@ -83,7 +85,7 @@ def step(
             _commit(drafter.session, branches, len(rows), proposal)
         except Exception as error:  # a drafter is a guest: the text goes on without it
             failure = first_line(error)
-    return StepResult(branches, failure, verdict.draft, p, verdict.draft_tokens, busy)
+    return StepResult(branches, failure, verdict.draft, p, verdict.draft_tokens, busy, proposal.constraints)
 
 
 def now() -> tuple[float, float]:
