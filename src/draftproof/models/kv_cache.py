@@ -8,10 +8,7 @@ states finds them in the same slots.
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +18,10 @@ from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Mask
 from draftproof.models.llama.placement import Placement
 from draftproof.models.llama.rotary import Positions, Rotation
+from draftproof.models.zeros import zeros
 
 if TYPE_CHECKING:
     from draftproof.models.llama.backends.tables import KernelTables
-
-
-# Of memory that no other process shares; on Windows none is
-PRIVATE: dict[str, int] = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 class SlotLayer:
@@ -43,15 +37,16 @@ class SlotLayer:
 
     def allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Zeros for entries like these, [B, heads, T, size]."""
-        self.keys, self.values = (
-            _zeros(states, (self.rows, states.shape[1], self.slots, states.shape[3])) for states in (keys, values)
-        )
-        self.is_initialized = True
+        self.hold(*(zeros(new, (self.rows, new.shape[1], self.slots, new.shape[3])) for new in (keys, values)))
+
+    def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Use these buffers."""
+        self.keys, self.values, self.is_initialized = keys, values, True
 
     def alone(self, row: int) -> SlotLayer:
         """One row as a layer of its own in the same memory."""
         layer = SlotLayer(1, self.slots)
-        layer.keys, layer.values, layer.is_initialized = self.keys[row : row + 1], self.values[row : row + 1], True
+        layer.hold(self.keys[row : row + 1], self.values[row : row + 1])
         return layer
 
     def update(
@@ -65,18 +60,13 @@ class SlotLayer:
         return placement.read(self.keys, keys), placement.read(self.values, values)
 
 
-def _zeros(states: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Zeros of the same kind as the states.
-
-    On a CPU the system has zeros ready, a small page when it is first touched. PyTorch would write them, by all
-    threads: a wait for the slowest in every layer, of milliseconds where other programs use the cores too. NumPy would
-    ask for large pages, each of which takes a millisecond or more to be made.
-    """
-    size = prod(shape) * states.itemsize
-    if states.device.type != "cpu" or torch.compiler.is_compiling() or not size:
-        return states.new_zeros(shape)
-    memory = mmap.mmap(-1, size, **PRIVATE)
-    return torch.frombuffer(memory, dtype=states.dtype).view(shape)
+def allocate(layers: Sequence[SlotLayer], heads: int, size: int, like: torch.Tensor) -> None:
+    """Make the buffers of layers that have none yet, in one piece."""
+    new = [layer for layer in layers if not layer.is_initialized]
+    if new:
+        whole = zeros(like, (2 * len(new), new[0].rows, heads, new[0].slots, size))
+        for layer, keys, values in zip(new, whole[::2], whole[1::2], strict=True):
+            layer.hold(keys, values)
 
 
 class SlotCache:
@@ -112,15 +102,14 @@ class SlotCache:
 
     def allocate(self, heads: int, size: int, like: torch.Tensor) -> None:
         """Make all buffers now, for so many heads of keys and of values: nothing is allocated in a call then."""
-        entry, self.addresses = like.new_empty((1, heads, 1, size)), None
-        for layer in self.layers:
-            layer.allocate(entry, entry)
+        allocate(self.layers, heads, size, like)
+        self.addresses = None
 
     def make_features(self, width: int, network: Any) -> None:
         """Room for hidden states of this width, for a drafter that reads them; none for width 0."""
         if width:
             shape = (self.rows, 1, self.capacity + 1, width)
-            self.features = torch.zeros(shape, dtype=network.dtype, device=network.device)
+            self.features = zeros(torch.empty(0, dtype=network.dtype, device=network.device), shape)
 
     def keep(self, states: torch.Tensor, placement: Placement) -> None:
         """Write hidden states [B, T, F] of a call's tokens."""

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from draftproof import native
-from draftproof.models.llama.backends import native_ops
 from draftproof.models.llama.backends.linear import laid_out
 from draftproof.models.llama.backends.native_stack import MOST
 from draftproof.models.llama.backends.ordered_norm import OrderedNorm
@@ -47,7 +46,7 @@ def run(
     """As `FusedLlama.forward` asks: logits, and hidden states by number."""
     cache, placement = view.cache, view.placement
     if cache.addresses is None:
-        native_ops.allocate(cache.layers, network.blocks.shape, network.embed.weight)
+        cache.allocate(network.blocks.shape.shared, network.blocks.shape.size, network.embed.weight)
         cache.addresses = native.addresses([(layer.keys, layer.values) for layer in cache.layers])
     angles = network.rotary.table(int(positions.max()) + 1)
     slots, buffers = (placement.start, placement.begin), (cache.addresses, cache.capacity + 1)

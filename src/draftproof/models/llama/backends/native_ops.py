@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from draftproof import native
+from draftproof.models.kv_cache import allocate
 from draftproof.models.llama import ordered
 from draftproof.models.llama.backends import torch_ops
 from draftproof.models.llama.backends.linear import LaidOut
@@ -31,7 +32,7 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequenc
     call = laid_open(call)
     rotation, inputs, attention = call.angles(x.dtype), [], None
     if takes(call, x):
-        allocate(call.cache[first:], blocks.shape, x)
+        allocate(call.cache[first:], blocks.shape.shared, blocks.shape.size, x)
         attention = describe(call, rotation, x, blocks.shape, first)
     else:
         call = call.written_out(x.dtype)
@@ -71,15 +72,6 @@ def takes(call: LayerCall, x: torch.Tensor) -> bool:
 def as_struct(mask: Any) -> native.MaskStruct:
     """A mask that `takes` accepts, for C."""
     return native.causal(mask.window) if isinstance(mask, Causal) else native.mask(mask)
-
-
-def allocate(layers: Sequence[Any], shape: Any, like: torch.Tensor) -> None:
-    """Make the buffers of a cache that is written to for the first time."""
-    if not all(layer.is_initialized for layer in layers):
-        entry = like.new_empty((1, shape.shared, 1, shape.size))
-        for layer in layers:
-            if not layer.is_initialized:
-                layer.allocate(entry, entry)
 
 
 def describe(call: LayerCall, rotation: Rotation, x: torch.Tensor, shape: Any, first: int) -> native.Attention:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from draftproof import native
+from draftproof.models.kv_cache import allocate
 from draftproof.models.llama.backends import native_ops
 from draftproof.models.llama.backends.linear import laid_out
 from draftproof.models.llama.call import LayerCall
@@ -42,7 +43,7 @@ def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequen
 
 def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> tuple[torch.Tensor, Any]:
     call = _ready(blocks, x, call)
-    native_ops.allocate(call.cache[first:], blocks.shape, x)
+    allocate(call.cache[first:], blocks.shape.shared, blocks.shape.size, x)
     kinds = blocks.kinds[first:]
     entries = [(layer.keys, layer.values) for layer in call.cache[first:]]
     outputs: list[Any] = []
