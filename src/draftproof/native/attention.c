@@ -77,7 +77,6 @@ enum { BESIDE = WIDTH == 16 ? 3 : 1 }; /* queries that are multiplied with a key
 /* Dot products of some queries [size] with 16 keys [16, size]. */
 INLINE void dots(const int queries, const float *const *query, const float *keys, long size, Lanes *out) {
     Lanes fours[BESIDE][4];
-#pragma GCC unroll 4
     for (int f = 0; f < 4; f++) {
         Lanes part[BESIDE][4];
 #pragma GCC unroll 4 /* or its sums are kept in memory */
@@ -175,15 +174,16 @@ INLINE void prefetch_entries(const float *entries, long size) {
     for (long i = 0; i < LANES * size; i += LANES) __builtin_prefetch(entries + i, 0, 2);
 }
 
-/* Scores of slots s to s + 15 of `count` queries of token t, from query g on: out [count, whole]. */
+/* Scores of slots s to s + 15 of one query of token t, or BESIDE of them, from query g on: out [count, whole]. */
 INLINE void score_some(const Work *work, long count, long t, long g, long size, const float *keys, long s, float *out,
                        long whole) {
     const float *query[BESIDE], scale = 1 / sqrtf(size);
     Lanes product[BESIDE];
     for (long q = 0; q < count; q++) query[q] = work->query[t] + (g + q) * size;
-    if (count == 1) dots(1, query, keys, size, product);
-    if (BESIDE > 1 && count == 2) dots(2, query, keys, size, product);
-    if (BESIDE > 2 && count == 3) dots(3, query, keys, size, product);
+    if (count == BESIDE)
+        dots(BESIDE, query, keys, size, product);
+    else
+        dots(1, query, keys, size, product);
     for (long q = 0, left = work->visible[t] - s; q < count; q++, out += whole) {
         for (int p = 0; p < PARTS; p++) product[q].part[p] *= scale;
         store(product[q], out);
@@ -209,7 +209,7 @@ INLINE void score(const Work *work, long size, long whole, float *some, float *w
         for (long t = 0; t < work->count; t++) {
             long left = work->visible[t] - s;
             for (long g = 0, count; left > 0 && g < group; g += count) {
-                count = group - g < BESIDE ? group - g : BESIDE;
+                count = group - g < BESIDE ? 1 : BESIDE;
                 score_some(work, count, t, g, size, keys, s, weights + (t * group + g) * whole + s, whole);
             }
         }
