@@ -8,6 +8,7 @@
     masks   the share of the time that the grammar takes
     batch   how fast texts without a grammar are beside one that has one, and beside one that has none
     audit   texts of a small random model under a schema, with several rules and drafters, audited
+    device  on a GPU, in bfloat16: texts under the schemas beside texts of the same prompts without a grammar
 
 All sides of a comparison take turns. A ratio is the median over rounds of the ratio within a round. `--only speed`
 measures some parts; the rows of the others stay.
@@ -44,7 +45,7 @@ from draftproof.models.registry import read
 
 RESULTS = Path(__file__).parent / "results" / "grammar.json"
 LENGTH = 160  # of a text, at most
-PARTS = ["valid", "speed", "masks", "batch", "audit"]
+PARTS = ["valid", "speed", "masks", "batch", "audit", "device"]
 ROWS = 4  # texts at once, where many are written
 STEPS = 60  # of a batch
 DTYPES = ("int8", "float32")
@@ -296,6 +297,28 @@ def batch(dtype: str, tree: str | None, cases: Sequence[Case], rounds: int, seed
     }
 
 
+# Device
+
+
+def on_device(cases: Sequence[Case], rounds: int, seed: int) -> dict[str, Any]:
+    """Tokens a second of texts with and without a grammar, by the head and plainly; no text is written twice."""
+    model = load("smollm2", dtype="bfloat16", device="cuda")
+    sides = {f"{kind}, {draft}": (kind, draft) for kind, draft in product(("grammar", "free"), ("head", "none"))}
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, (kind, draft) in sides.items():
+            texts: list[Written | None] = []
+            for case in cases:
+                sampling = sampling_of(case) if kind == "grammar" else Sampling(temperature=1.0)
+                start, how = time.perf_counter(), dict[str, Any](max_new_tokens=LENGTH, seed=seed + number)
+                made = generate(model, case.question, draft=draft, sampling=sampling, **how)
+                texts.append(Written(len(made.tokens), time.perf_counter() - start))
+            found[name].append(rate(texts))
+            print(name, f"{found[name][-1]:.1f} tokens/s", flush=True)
+    rates = {name: round(median(each[1:]), 1) for name, each in found.items()}  # the first round compiles
+    return {"dtype": "bfloat16", "schemas": len(cases), "rounds": rounds, "tokens_per_s": rates}
+
+
 # Audit
 
 LETTERS = '{}[]":, 0123456789abcdeflnrstux'  # the tokens of the small model, but for the last, which ends a text
@@ -348,7 +371,8 @@ def audited(engine: str, tokens: int, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grammar", description=__doc__)
-    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS)
+    has_gpu = torch.cuda.is_available()
+    parser.add_argument("--only", nargs="*", default=PARTS if has_gpu else PARTS[:-1], choices=PARTS)
     parser.add_argument("--samples", type=int, default=5, help="texts of each schema in `valid`")
     parser.add_argument("--tokens", type=int, default=50_000, help="of each engine in `audit`")
     parser.add_argument("--rounds", type=int, default=3)
@@ -372,18 +396,21 @@ def main() -> None:
         arguments = (dtype, cases[:: options.stride], options.rounds, seed, options.every, temperature)
         parts[f"speed {dtype}, temperature {temperature:g}"] = partial(speed, *arguments)
     parts |= {f"audit {name}": partial(audited, name, options.tokens, seed) for name in ENGINES}
+    parts["device"] = lambda: on_device(cases[:: options.stride], options.rounds, seed)
     for name, measure in parts.items():
         if name.split()[0].strip(",") in options.only:
-            origin = about()  # before it is measured: the checkout may change
+            origin = about(
+                device="cuda" if name == "device" else "cpu"
+            )  # before it is measured: the checkout may change
             row = {**measure(), "seed": seed}
             print(name, row, flush=True)
             rows = json.loads(options.results.read_text()) if options.results.exists() else {}
             options.results.write_text(json.dumps({**rows, name: {**row, **origin}}, indent=1) + "\n", encoding="utf-8")
 
 
-def about(benchmark: str = "grammar") -> dict[str, Any]:
+def about(benchmark: str = "grammar", device: str = "cpu") -> dict[str, Any]:
     """Machine, versions, commit and command."""
-    found = facts("cpu")._asdict()
+    found = facts(device)._asdict()
     packages = ("llguidance", "jsonschema", *(["xgrammar"] if find_spec("xgrammar") else []))
     found["versions"] |= {name: version(name) for name in packages}
     words = sys.argv[1:]

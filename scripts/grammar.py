@@ -33,8 +33,20 @@ def measured(root: Path) -> str:
             f"{first['schemas']} schemas, {first['machine']['cpu']}, {first['machine']['threads']} threads:",
             "; ".join(f"`{row['command']}`, commit {row['commit']}, {row['date']}" for row in runs) + ".",
             "",
+            *(_on_device(rows["device"]) if "device" in rows else ()),
         ]
     )
+
+
+def _on_device(row: dict[str, Any]) -> list[str]:
+    rate = {name: f"{speed:.0f}" for name, speed in row["tokens_per_s"].items()}
+    return [
+        "On a GPU the eager stepper writes texts under a grammar ([GPU](gpu.md)), one at a time and in bfloat16 with",
+        f"{rate['grammar, head']} tokens a second by the head and {rate['grammar, none']} plainly. Those without come",
+        f"with {rate['free, head']} and {rate['free, none']}; {row['schemas']} schemas, {row['machine']['gpu']},",
+        f"`{row['command']}`, commit {row['commit']}, {row['date']}.",
+        "",
+    ]
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -23,9 +23,11 @@ from draftproof.law import Array
 from draftproof.models import architecture
 from draftproof.models.base import ModelFacts, Session
 from draftproof.models.kv_cache import SlotCache
+from draftproof.models.llama.backends import triton_ops
+from draftproof.models.llama.backends.tables import KernelTables, open_tables
 from draftproof.models.llama.masks import Causal, Mask, additive
 from draftproof.models.llama.network import FusedLlama
-from draftproof.models.llama.placement import Placement, placed
+from draftproof.models.llama.placement import Placement, Slots, placed
 from draftproof.models.plain import PlainSession
 from draftproof.sampling import Sampling
 
@@ -126,6 +128,11 @@ class HFSession:
         self.length = np.zeros(rows, dtype=np.int64)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
         self.extended = 0  # nodes of the current tree that are in the cache
+        self.tables: KernelTables | None = None  # where kernels do calls of few tokens
+        if isinstance(model.network, FusedLlama) and model.network.device.type == "cuda":
+            blocks, like = model.network.blocks, model.network.embed.weight
+            self.cache.allocate(blocks.shape.shared, blocks.shape.size, like)
+            self.tables = open_tables(blocks, self.cache)
 
     def join(self, row: int, tokens: Sequence[int]) -> None:
         self.rejoin(row, tokens, kept=0)
@@ -194,6 +201,12 @@ class HFSession:
         """Whether these are fused layers on a CPU: they need no causal mask written out, and skip padding."""
         return isinstance(self.model.network, FusedLlama) and self.model.network.device.type == "cpu"
 
+    def _fits_kernels(self, slots: np.ndarray) -> bool:
+        """Whether kernels can do a call of chains in these slots [B, T]: few tokens, without padding between them."""
+        blocks = self.tables and self.model.network.blocks
+        fits = blocks and triton_ops.takes(blocks, slots.shape[1], self.model.network.dtype)
+        return bool(fits) and bool((np.diff(slots, axis=1) == 1).all())
+
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         if nodes.start == 0:
             self._read_apart(len(tokens))
@@ -216,7 +229,10 @@ class HFSession:
         if last > self.capacity:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
         cache.writes(slots.max(axis=1))
-        placement = placed(slots, device, padded=self._follows_rules)
+        tables = self.tables if all(isinstance(mask, Causal) for mask in masks.values()) else None
+        placement: Placement = placed(slots, device, padded=self._follows_rules)
+        if tables is not None:  # kernels read the slot of each token
+            placement = Slots(torch.as_tensor(slots, device=device), last + 1)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:
             extra["output_hidden_states"] = self.taps if isinstance(network, FusedLlama) else True
@@ -224,7 +240,7 @@ class HFSession:
             input_ids=torch.as_tensor(ids, device=device),
             position_ids=torch.as_tensor(np.minimum(positions, self.model.last), device=device),
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=cache_view(network, cache, placement),
+            past_key_values=cache_view(network, cache, placement, tables),
             use_cache=True,
             **extra,
         )
@@ -272,7 +288,7 @@ class HFSession:
     def _masks(self, tree: Tree, nodes: range, positions: np.ndarray, slots: np.ndarray) -> dict[str, Mask]:
         """What every token of the next call sees, for each kind of attention: a rule, or a mask [B, 1, T, S]."""
         network, windows = self.model.network, self.model.windows
-        if tree.is_chain and self._follows_rules:
+        if tree.is_chain and (self._follows_rules or self._fits_kernels(slots)):
             return {kind: Causal(window) for kind, window in windows.items()}
         (rows, width), depth = slots.shape, np.array(tree.depth)
         lead = width - len(nodes)
@@ -309,10 +325,10 @@ def stated_values(generation_config: Any) -> dict[str, Any]:
     return dict(generation_config.to_diff_dict())
 
 
-def cache_view(network: Any, cache: SlotCache, placement: Placement) -> Any:
+def cache_view(network: Any, cache: SlotCache, placement: Placement, tables: KernelTables | None = None) -> Any:
     """The cache as one call of a network is given it."""
     if isinstance(network, FusedLlama):
-        return cache.at(placement)
+        return cache.at(placement, tables)
     from draftproof.models.transformers_cache import TransformersCache  # importing transformers takes two seconds
 
     return TransformersCache(cache, placement)

@@ -64,10 +64,16 @@ static int law(const float *scores, const unsigned char *mask, long size, float 
     return best - best == 0 && total > 0; /* false where the best score is infinite or any score is NaN */
 }
 
+/* Threads for a few parts of work, each of which is one thread's. */
+static int threads_over(long parts) {
+    int threads = threads_for(parts);
+    return parts < threads ? parts : threads;
+}
+
 /* Laws [rows, size] of scores, with a mask or none for each row; returns how many rows have none. */
 long laws(const float *scores, const unsigned char *const *masks, long rows, long size, float temperature, float *out) {
     long bad = 0;
-#pragma omp parallel for schedule(static) reduction(+ : bad) num_threads(threads_for(rows)) \
+#pragma omp parallel for schedule(static) reduction(+ : bad) num_threads(threads_over(rows)) \
     if (rows > 1 && rows * size > 65536)
     for (long r = 0; r < rows; r++)
         bad += !law(scores + r * size, masks ? masks[r] : 0, size, temperature, out + r * size);
@@ -100,7 +106,7 @@ static long draw(const float *law, long size, double u) {
 
 /* Draw a token from each row of laws [rows, size]. */
 void draws(const float *laws, long rows, long size, const double *u, long *out) {
-#pragma omp parallel for schedule(static) if (rows > 1 && rows * size > 65536) num_threads(threads_for(rows))
+#pragma omp parallel for schedule(static) if (rows > 1 && rows * size > 65536) num_threads(threads_over(rows))
     for (long r = 0; r < rows; r++) out[r] = draw(laws + r * size, size, u[r]);
 }
 
@@ -225,7 +231,7 @@ void verify(const float *p, const float *q, const long *ids, const long *places,
         px *= block ? w[i - 1] : 1;
         w[i] = px < qx ? px / qx : qx > 0;
     }
-#pragma omp parallel for schedule(static) if (block && nodes > 3) num_threads(threads_for(nodes))
+#pragma omp parallel for schedule(static) if (block && nodes > 3) num_threads(threads_over(nodes - 1))
     for (long i = 1; i < nodes; i++) {
         h[i] = w[i];
         if (block && i + 1 < nodes) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from draftproof.models.llama.backends import megakernel, torch_ops, triton_ops
 from draftproof.models.llama.backends.tables import KernelTables
 from draftproof.models.llama.block import Block, Blocks, LayerShape
 from draftproof.models.llama.call import LayerCall
-from draftproof.models.llama.masks import FULL, Causal, Mask
+from draftproof.models.llama.masks import FULL, Causal, Mask, additive
 from draftproof.models.llama.placement import Placement, Slots
 from draftproof.models.llama.rotary import Rotation, frequencies
 from draftproof.models.static.tree_calls import NodeCall
@@ -63,13 +64,13 @@ def in_one(
     blocks: Blocks, cache: SlotCache, x: torch.Tensor, rotation: Rotation, mask: Mask, placement: Placement
 ) -> torch.Tensor:
     call = LayerCall(rotation, {FULL: mask}, placement, cache.layers, KernelTables.of(blocks, cache))
-    return megakernel.run(blocks, x, call, 0, False)[0]
+    return megakernel.run(blocks, x, call, 0, ())[0]
 
 
 def one_by_one(
     blocks: Blocks, cache: SlotCache, x: torch.Tensor, rotation: Rotation, mask: Mask, placement: Placement
 ) -> torch.Tensor:
-    return torch_ops.run(blocks, x, LayerCall(rotation, {FULL: mask}, placement, cache.layers), 0, False)[0]
+    return torch_ops.run(blocks, x, LayerCall(rotation, {FULL: mask}, placement, cache.layers), 0, ())[0]
 
 
 def both(case: Case, dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tensor, ...]]:
@@ -89,6 +90,23 @@ def test_one_launch_is_all_layers(name, few, monkeypatch):
     theirs, ours = both(CASES[name])
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("keep", [(1,), (0, 1)])
+def test_the_inputs_of_some_layers_are_kept(keep):
+    case = next(case for case in CASES.values() if case.layers > 1)
+    blocks, theirs, x, rotation, own = network(case, torch.float32)
+    ours, placement = copy.deepcopy(theirs), Slots(own, case.capacity + 1)
+    calls = [
+        LayerCall(rotation, {FULL: mask}, placement, cache.layers, KernelTables.of(blocks, cache))
+        for mask, cache in ((additive(Causal().visible(placement), x.dtype), theirs), (Causal(), ours))
+    ]
+    (said, inputs), (mine, kept) = (
+        backend.run(blocks, x, call, 0, keep) for backend, call in zip((torch_ops, megakernel), calls, strict=True)
+    )
+    torch.testing.assert_close(mine, said, atol=2e-5, rtol=1e-5)
+    for number in keep:
+        torch.testing.assert_close(kept[number], inputs[number], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("names", "few"), [((0, 1, 2, 3, 4, 5, 6, 7), 0), ((4, 5), 0), ((4, 5), 64)])
@@ -163,7 +181,7 @@ def test_what_is_done_in_one_launch(monkeypatch):
         tables: KernelTables | None = made,
         tokens: int = 1,
         first: int = 0,
-        keep: bool = False,
+        keep: Sequence[int] = (),
     ) -> bool:
         x: Any = SimpleNamespace(shape=(rows, tokens), is_cuda=True, device=device, element_size=lambda: size)
         call: Any = LayerCall(Rotation(*torch.zeros(2)), dict(enumerate(masks)), tables=tables)  # type: ignore[arg-type]
@@ -179,7 +197,8 @@ def test_what_is_done_in_one_launch(monkeypatch):
     assert not fits(shape=shape._replace(inner=4096))
     assert not fits(tables=None)
     assert not fits(first=1)  # no table was made for calls that begin there
-    assert not fits(keep=[0])
+    assert fits(keep=[0, 1])
+    assert not fits(keep=range(megakernel.KEPT + 1))  # each ends a launch
     assert not fits(masks=(Causal(), Causal(5)))
     assert not fits(masks=(Causal(5),))
     assert not fits(masks=(torch.zeros(1),))

@@ -270,7 +270,8 @@ def _draft_laws(
     else:
         answer = _reduced(drafter).extend_reduced(tree, tokens, nodes)
     _check_shape(answer, (len(rows), len(nodes), columns.vocabulary if ids is None else len(ids)))
-    answer, masks = as_numpy(answer, samplings), constraints.masks(nodes, ids)
+    masks = constraints.masks(nodes, ids)
+    answer = as_numpy(answer, samplings, masks)
     if drafter.session.speaks == "law":
         return _checked_law(answer, masks)
     at_once = _masked_softmax(answer, samplings, masks) if masks else None

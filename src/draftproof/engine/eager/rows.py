@@ -50,7 +50,7 @@ def laws(
     masks: Masks | None = None,
 ) -> Array:
     """The laws [B, len(nodes), V] of each node's logits, with the node's own path as history."""
-    return laws_in_place(as_numpy(logits, samplings), rows, tree, tokens, nodes, samplings, masks)
+    return laws_in_place(as_numpy(logits, samplings, masks), rows, tree, tokens, nodes, samplings, masks)
 
 
 def laws_in_place(
@@ -145,14 +145,16 @@ def drawn(law: Array, u: Array) -> Array:
     return sample(law, u) if tokens is None else tokens
 
 
-def as_numpy(logits: Array, samplings: Sequence[Sampling]) -> Array:
+def as_numpy(logits: Array, samplings: Sequence[Sampling], masks: Masks | None = None) -> Array:
     """View CPU logits as NumPy, which runs the many small operations of rules with less overhead than torch.
 
     Logits for processors stay in torch, which processors expect. Those of a device without float64, in which tokens
-    are drawn, come to the CPU.
+    are drawn, come to the CPU; so do those of texts under a grammar, whose masks are there.
     """
     if is_torch_array(logits) and logits.device.type == "mps":
         logits = logits.cpu()
+    if is_torch_array(logits) and logits.is_cuda and masks:
+        logits = logits.float().cpu()
     if not is_torch_array(logits) or logits.device.type != "cpu" or logits.dtype == array_namespace(logits).bfloat16:
         return logits
     return logits if any(sampling.processors for sampling in samplings) else logits.numpy()

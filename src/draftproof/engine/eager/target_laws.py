@@ -22,7 +22,7 @@ def target_laws(logits: Array, rows: Sequence[Row], tree: Tree, tokens: np.ndarr
     samplings = [row.sampling for row in rows]
     if not any(sampling.processors for sampling in samplings) or tree.size == 1:
         return laws(logits, rows, tree, tokens, range(tree.size), samplings, masks)
-    logits = as_numpy(logits, samplings)
+    logits = as_numpy(logits, samplings, masks)
     p = [laws_in_place(logits[:, :1], rows, tree, tokens, [0], samplings, _of(masks, [0]))[:, 0]]
     reached = np.zeros(tokens.shape, dtype=bool)
     reached[:, 0] = True

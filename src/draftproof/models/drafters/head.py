@@ -25,13 +25,14 @@ from draftproof.models.base import ModelFacts, innermost
 from draftproof.models.hf import NARROW, HFModel, HFSession, ancestry
 from draftproof.models.kv_cache import SlotCache
 from draftproof.models.llama import head as headnet
-from draftproof.models.llama.backends import native_head
+from draftproof.models.llama.backends import native_head, triton_ops
 from draftproof.models.llama.backends.linear import PackedLinear, in_c
+from draftproof.models.llama.backends.tables import KernelTables, open_tables
 from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.head import HeadConfig, HeadNetwork
 from draftproof.models.llama.int8 import Int8Linear, quantise_linears
-from draftproof.models.llama.masks import FULL, additive
-from draftproof.models.llama.placement import Placement, Range, placed
+from draftproof.models.llama.masks import FULL, Causal, additive
+from draftproof.models.llama.placement import Placement, Range, Slots, placed
 from draftproof.models.llama.rebuild import pack
 from draftproof.models.llama.rotary import Rotation
 from draftproof.models.memo import Memo
@@ -117,6 +118,11 @@ class HeadSession:
         self.angles = model.angles(target.capacity)
         self.texts: list[list[int]] = [[] for _ in range(target.cache.rows)]
         self.known = np.zeros(target.cache.rows, dtype=np.int64)
+        self.tables: KernelTables | None = None  # where kernels do calls of few tokens
+        if self.angles.cos.is_cuda:
+            self._allocate()
+            layers = len(self.cache.layers)  # draft tokens go through the last one alone
+            self.tables = open_tables(model.network.blocks, self.cache, (0, layers - 1))
         self.states = torch.empty(0)  # [B, N, width] the head's own, after each node of the current tree
         self.followed: int | None = None  # draft tokens of the current step that `draw_after` has read
 
@@ -202,7 +208,7 @@ class HeadSession:
 
     def _spread(self, some: torch.Tensor, rest: float) -> torch.Tensor:
         whole = some.new_full((*some.shape[:-1], self.model.vocabulary), rest)
-        return whole.scatter_(-1, self.model.network.tokens.expand(some.shape), some)
+        return whole.scatter_(-1, self.model.network.tokens.to(some.device).expand(some.shape), some)
 
     def commit(self, tree: Tree, tokens: Array, node: Sequence[int], token: Sequence[int]) -> None:
         for b, last in enumerate(node):
@@ -244,8 +250,7 @@ class HeadSession:
         Slots are ranges, and nothing is padded.
         """
         if not self.cache.is_allocated:
-            shape = self.model.network.config.shape
-            self.cache.allocate(shape.shared, shape.size, self.angles.cos)
+            self._allocate()
         features = self._features()[row, start + 1 : last + 2]
         tokens = np.array(self.texts[row][start + 1 : last + 2])
         cache = self.cache.alone(row) if row else self.cache
@@ -254,7 +259,11 @@ class HeadSession:
             entries = [(layer.keys, layer.values) for layer in cache.layers]
             return native_head.catch_up(self.model.in_c, features, tokens, self.angles, start, entries)[None, None]
         count, device = len(tokens), self.angles.cos.device
-        mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None] if count > 1 else None
+        mask: torch.Tensor | Causal | None = None
+        if cache is self.cache and self._fits_kernels(count):
+            mask = Causal()
+        elif count > 1:
+            mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None]
         call = self._call(np.arange(start, last + 1)[None], mask, Range(start + 1, last + 2, begin=1), cache)
         return self._run(self._fuse(features[None]), tokens[None], call, known=True)[:, -1:]
 
@@ -282,22 +291,40 @@ class HeadSession:
             for b, first in enumerate(base[:, 0]):
                 mask[b, :, first : first + nodes.stop] = seen_from
             mask[:, :, 0] = False
-        seen = None if mask is None else torch.as_tensor(mask, device=parents.device)
+        seen: torch.Tensor | Causal | None = None if mask is None else torch.as_tensor(mask, device=parents.device)
+        if tree.is_chain and self._fits_kernels(1):
+            seen = Causal()
         states = self._run(parents, np.maximum(drawn, 0), self._call(entries, seen, placement), known=False)
         self.states = torch.cat([self.states, states], dim=1)
 
     def _call(
-        self, entries: np.ndarray, mask: torch.Tensor | None, placement: Placement, cache: SlotCache | None = None
+        self,
+        entries: np.ndarray,
+        mask: torch.Tensor | Causal | None,
+        placement: Placement,
+        cache: SlotCache | None = None,
     ) -> LayerCall:
-        """The call of entries [B, T], which are also their positions; mask [B, T, S]."""
+        """The call of entries [B, T], which are also their positions; mask [B, T, S], or a rule that kernels follow."""
         first, last = int(entries[0, 0]), int(entries[0, -1])
         if len(entries) == 1 and last - first == entries.shape[1] - 1 and first >= 0:  # a range, so nothing is copied
             rotation = Rotation(*(part[first : last + 1][None, None] for part in self.angles))
         else:
             places = torch.as_tensor(entries, device=self.angles.cos.device).clamp_min(0)
             rotation = Rotation(*(part[places][:, None] for part in self.angles))
+        if isinstance(mask, Causal):
+            slots = Slots(torch.as_tensor(entries + 1, device=self.angles.cos.device), int(entries.max()) + 2)
+            return LayerCall(rotation, {FULL: mask}, slots, self.cache.layers, self.tables)
         bias = None if mask is None else additive(mask, self.angles.cos.dtype)
         return LayerCall(rotation, {FULL: bias}, placement, (cache or self.cache).layers)
+
+    def _fits_kernels(self, tokens: int) -> bool:
+        """Whether kernels can read so many tokens of a text that follow each other."""
+        network = self.model.network
+        return self.tables is not None and triton_ops.takes(network.blocks, tokens, self.angles.cos.dtype)
+
+    def _allocate(self) -> None:
+        shape = self.model.network.config.shape
+        self.cache.allocate(shape.shared, shape.size, self.angles.cos)
 
     def _run(self, states: torch.Tensor, ids: np.ndarray, call: LayerCall, known: bool) -> torch.Tensor:
         """Own states [B, T, width] after tokens [B, T]; known: `states` are the target's."""

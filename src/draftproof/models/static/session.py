@@ -115,7 +115,7 @@ class StaticSession:
             past_key_values=view,
             use_cache=True,
             **({"logits_to_keep": keep} if self.model.trims_logits else {}),
-            **({"output_hidden_states": True} if self.taps else {}),
+            **({"output_hidden_states": self.taps if isinstance(run, FusedLlama) else True} if self.taps else {}),
         )
         if self.taps:
             self.cache.keep(torch.cat([output.hidden_states[tap] for tap in self.taps], dim=-1), placement)

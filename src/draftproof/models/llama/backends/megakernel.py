@@ -1,8 +1,12 @@
-"""All layers in one launch, for calls of few tokens of a small network, such as a drafter."""
+"""All layers in one launch, for calls of few tokens of a small network, such as a drafter.
+
+Where the inputs of some layers are asked for, as by a head that reads them, there is a launch up to each of these.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,9 +17,11 @@ from draftproof.models.llama.call import LayerCall
 from draftproof.models.llama.masks import Branching, Causal
 from draftproof.models.llama.placement import NodeSlots, Slots
 
+KEPT = 4  # layers whose input a call may be asked for: each ends a launch
+
 
 def fits(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequence[int]) -> bool:
-    if keep or call.tables is None or first not in call.tables.addresses or len(call.masks) > 1:
+    if call.tables is None or first not in call.tables.addresses or len(call.masks) > 1 or len(keep) > KEPT:
         return False
     (mask,) = call.masks.values()
     return isinstance(mask, Causal | Branching) and mask.window is None and is_small(blocks.shape, x)
@@ -46,4 +52,9 @@ def run(blocks: Any, x: torch.Tensor, call: LayerCall, first: int, keep: Sequenc
         new = new._replace(root=placement.root, ancestors=mask.ancestors)
     sizes = ops.LayerSizes(ops.Heads(shape.heads, shape.shared, shape.size), shape.inner, shape.eps, shape.bias)
     room = call.cache[first].keys.shape[2]
-    return ops.megakernel(x, triton_ops.angles(call, x.dtype), new, tables.addresses[first], room, sizes), []
+    rotation, table, inputs = triton_ops.angles(call, x.dtype), tables.addresses[first], {}
+    for start, stop in pairwise((0, *sorted(keep), len(table))):
+        inputs[start] = x
+        if stop > start:
+            x = ops.megakernel(x, rotation, new, table[start:stop], room, sizes)
+    return x, inputs
