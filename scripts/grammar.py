@@ -30,12 +30,17 @@ def measured(root: Path) -> str:
             "their tokens a CPU second, three texts without a grammar are slowed by a fourth that has one:",
             f"{'; '.join(map(_slowed, batches))}.",
             "",
-            f"{first['schemas']} schemas, {first['machine']['cpu']}, {first['machine']['threads']} threads:",
-            "; ".join(f"`{row['command']}`, commit {row['commit']}, {row['date']}" for row in runs) + ".",
+            f"{first['schemas']} schemas:",
+            "; ".join(map(_origin, runs)) + ".",
             "",
             *(_on_device(rows["device"]) if "device" in rows else ()),
         ]
     )
+
+
+def _origin(row: dict[str, Any]) -> str:
+    machine = f"{row['machine']['cpu']}, {row['machine']['threads']} threads"
+    return f"`{row['command']}`, commit {row['commit']}, {row['date']}, {machine}"
 
 
 def _on_device(row: dict[str, Any]) -> list[str]:

@@ -281,6 +281,14 @@ def test_every_token_that_fits_is_allowed_not_only_the_tokenizers_own():
     assert (only_way.expected, only_way.allowed.sum()) == (spelled("e")[0], 1)
 
 
+@pytest.mark.parametrize(("text", "fits"), [("2022-02-28", True), ("2022-02-29", False), ("2024-02-29", True)])
+def test_a_date_is_a_day_of_the_calendar(text, fits):
+    place = grammars.start(dp.Grammar.json_schema({"type": "string", "format": "date"}), wordy(), wordy().end_tokens)
+    for letter in spelled(*f'"{text}"'):
+        place = None if place is None else place.after(letter)
+    assert (place is not None) == fits
+
+
 def test_places_where_the_same_may_follow_share_a_mask():
     """Also of two grammars, and never where one text may end and the other may not."""
     model = wordy()

@@ -12,10 +12,12 @@ from tests.support import tiny
 TAPS = (0, 1, 2)
 
 
-def network(layers=1, taps=TAPS, seed=5, origin=()):
+SHAPE = LayerShape(width=32, heads=4, shared=2, size=8, inner=48)
+
+
+def network(layers=1, taps=TAPS, seed=5, origin=(), shape=SHAPE):
     """Random weights; half of the tokens can be guessed."""
     torch.manual_seed(seed)
-    shape = LayerShape(width=32, heads=4, shared=2, size=8, inner=48)
     made = HeadNetwork(HeadConfig(shape, layers, taps, 10000.0, tiny.VOCABULARY // 2, origin))
     with torch.no_grad():
         for weight in made.parameters():

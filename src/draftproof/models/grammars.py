@@ -19,6 +19,7 @@ import numpy as np
 from draftproof.errors import DraftproofError, first_line
 from draftproof.grammar import Grammar, State
 from draftproof.models.base import Model
+from draftproof.models.calendar_formats import with_patterns
 
 KEPT = 256  # compiled grammars of a tokenizer
 MASKS = 256  # masks that are kept for texts of one vocabulary: a byte for each token
@@ -296,7 +297,7 @@ def _source(library: Any, grammar: Grammar) -> str:
     if grammar.kind == "choice":
         options = (json.dumps(option, ensure_ascii=False) for option in json.loads(grammar.text))
         return f"{EVERY_TOKEN}start: {' | '.join(options)}"
-    schema = json.loads(grammar.text or "{}")
+    schema = with_patterns(json.loads(grammar.text or "{}"))
     if isinstance(schema, dict):
         own = schema.get("x-guidance", {})
         schema["x-guidance"] = own if own.get("whitespace_flexible") else SPACES | own
