@@ -137,7 +137,7 @@ def compile_network(rows: int) -> None:
     tree = Branching(own[0] - 4, own[0]), NodeSlots(own[:, 0], own[0] - 3, 21)
     for mask, placement in ((Causal(), Slots(own, 21)), tree):
         call = LayerCall(rotation, {FULL: mask}, placement, cache.layers, KernelTables.of(blocks, cache))
-        megakernel.run(blocks, x, call, 0, False)
+        megakernel.run(blocks, x, call, 0, ())
 
 
 if __name__ == "__main__":

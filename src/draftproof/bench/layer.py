@@ -116,7 +116,7 @@ def parts(blocks: Blocks, cache: SlotCache, x: torch.Tensor, call: LayerCall) ->
     assert not placed_call.tables.arrivals.any()
     again = copied(cache, x.dtype)
     backend: Any = triton_ops if isinstance(mask, Causal) else torch_ops
-    output = backend.run(blocks, x, call._replace(cache=again.layers, tables=KernelTables.of(blocks, again)), 0, False)
+    output = backend.run(blocks, x, call._replace(cache=again.layers, tables=KernelTables.of(blocks, again)), 0, ())
     return [attended, entries, output[0]]
 
 

@@ -88,8 +88,8 @@ def run(case: Case, dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tens
     masks = (torch_ops, seen[:, None], None), (triton_ops, Causal(case.window), made)
     for cache, (backend, mask, table) in zip(caches, masks, strict=True):
         call, before = LayerCall(rotation, {FULL: mask}, placement, cache.layers, table), x.clone()
-        assert backend.fits(blocks, x, call, 0, False)
-        out.append((backend.run(blocks, x, call, 0, False)[0], *cache.buffers))
+        assert backend.fits(blocks, x, call, 0, ())
+        out.append((backend.run(blocks, x, call, 0, ())[0], *cache.buffers))
         assert torch.equal(x, before)  # others may hold on to it
     assert not made.arrivals.any()
     return out
@@ -162,8 +162,8 @@ def test_nodes_of_a_tree_by_kernels_see_what_they_may(name, monkeypatch):
     for cache, backend in zip(caches, (torch_ops, triton_ops), strict=True):
         table = KernelTables.of(blocks, cache)
         call = LayerCall(rotation, {FULL: rule}, placement, cache.layers, table)
-        assert backend.fits(blocks, x, call, 0, False)
-        out.append((backend.run(blocks, x, call, 0, False)[0], *cache.buffers))
+        assert backend.fits(blocks, x, call, 0, ())
+        out.append((backend.run(blocks, x, call, 0, ())[0], *cache.buffers))
     for mine, other in zip(*out, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
 

@@ -64,8 +64,8 @@ def test_whole_texts_by_a_kernel_are_the_layers(name):
     for cache, backend in ((theirs, torch_ops), (ours, triton_ops)):
         mask = Packed(case.window)
         call = LayerCall(rotation, {FULL: mask}, placement, cache.layers, KernelTables.of(blocks, cache))
-        assert backend.fits(blocks, x, call, 0, False)
-        said.append((backend.run(blocks, x, call, 0, False)[0], *cache.buffers))
+        assert backend.fits(blocks, x, call, 0, ())
+        said.append((backend.run(blocks, x, call, 0, ())[0], *cache.buffers))
     error = 1e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
     for other, mine in zip(*said, strict=True):
         torch.testing.assert_close(mine, other, atol=4 * error, rtol=error)
