@@ -399,9 +399,8 @@ def main() -> None:
     parts["device"] = lambda: on_device(cases[:: options.stride], options.rounds, seed)
     for name, measure in parts.items():
         if name.split()[0].strip(",") in options.only:
-            origin = about(
-                device="cuda" if name == "device" else "cpu"
-            )  # before it is measured: the checkout may change
+            device = "cuda" if name == "device" else "cpu"
+            origin = about(device=device)  # before it is measured: the checkout may change
             row = {**measure(), "seed": seed}
             print(name, row, flush=True)
             rows = json.loads(options.results.read_text()) if options.results.exists() else {}

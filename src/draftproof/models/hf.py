@@ -203,9 +203,10 @@ class HFSession:
 
     def _fits_kernels(self, slots: np.ndarray) -> bool:
         """Whether kernels can do a call of chains in these slots [B, T]: few tokens, without padding between them."""
-        blocks = self.tables and self.model.network.blocks
-        fits = blocks and triton_ops.takes(blocks, slots.shape[1], self.model.network.dtype)
-        return bool(fits) and bool((np.diff(slots, axis=1) == 1).all())
+        network = self.model.network
+        if self.tables is None or not triton_ops.takes(network.blocks, slots.shape[1], network.dtype):
+            return False
+        return bool((np.diff(slots, axis=1) == 1).all())
 
     def extend(self, tree: Tree, tokens: Array, nodes: range) -> Array:
         if nodes.start == 0:
@@ -230,8 +231,10 @@ class HFSession:
             raise DraftproofError(f"the text outgrew this session's {self.capacity} tokens: ask for a larger capacity")
         cache.writes(slots.max(axis=1))
         tables = self.tables if all(isinstance(mask, Causal) for mask in masks.values()) else None
-        placement: Placement = placed(slots, device, padded=self._follows_rules)
-        if tables is not None:  # kernels read the slot of each token
+        placement: Placement
+        if tables is None:
+            placement = placed(slots, device, padded=self._follows_rules)
+        else:  # kernels read the slot of each token
             placement = Slots(torch.as_tensor(slots, device=device), last + 1)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self.model.trims_logits else {}
         if self.taps:

@@ -65,20 +65,21 @@ def test_logits_are_those_of_torch(family, rows, calls):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
 
-def test_a_head_drafts_what_it_drafts_by_torch(calls):
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_head_drafts_what_it_drafts_by_torch(rows, calls):
     target = model("llama", seed=1)
     shape = SHAPE._replace(heads=2, size=16)  # large enough for the kernels
     drafter = HeadModel(target, network(layers=2, taps=(0, 1), shape=shape))
     found = []
     for by_kernels in (True, False):
-        main, (head,) = opened(target, 1, [drafter], by_kernels=by_kernels)
-        tree, tokens = Tree.chain(3), np.array([[TEXTS[0][-1], 83, 84, 85]])
+        main, (head,) = opened(target, rows, [drafter], by_kernels=by_kernels)
+        tree, tokens = Tree.chain(3), np.array([[text[-1], 83, 84, 85] for text in TEXTS[:rows]])
         for _ in range(2):
             found.append(torch.as_tensor(head.extend(tree, tokens, range(tree.size))))
             main.extend(tree, tokens, range(tree.size))
             for session in (main, head):
-                session.commit(tree, tokens, [2], [86])
-            tokens[0, 0] = 86
+                session.commit(tree, tokens, [2] * rows, [86] * rows)
+            tokens[:, 0] = 86
     assert calls
     for mine, other in zip(found[:2], found[2:], strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)

@@ -256,15 +256,16 @@ class HeadSession:
         cache = self.cache.alone(row) if row else self.cache
         cache.writes([last + 1])
         if self.model.in_c is not None:
-            entries = [(layer.keys, layer.values) for layer in cache.layers]
-            return native_head.catch_up(self.model.in_c, features, tokens, self.angles, start, entries)[None, None]
-        count, device = len(tokens), self.angles.cos.device
-        mask: torch.Tensor | Causal | None = None
+            buffers = [(layer.keys, layer.values) for layer in cache.layers]
+            return native_head.catch_up(self.model.in_c, features, tokens, self.angles, start, buffers)[None, None]
+        count, entries = len(tokens), np.arange(start, last + 1)[None]
         if cache is self.cache and self._fits_kernels(count):
-            mask = Causal()
-        elif count > 1:
-            mask = torch.ones(count, last + 1, dtype=torch.bool, device=device).tril(start)[None]
-        call = self._call(np.arange(start, last + 1)[None], mask, Range(start + 1, last + 2, begin=1), cache)
+            call = self._kernel_call(entries)
+        else:
+            mask = None
+            if count > 1:
+                mask = torch.ones(count, last + 1, dtype=torch.bool, device=self.angles.cos.device).tril(start)[None]
+            call = self._call(entries, mask, Range(start + 1, last + 2, begin=1), cache)
         return self._run(self._fuse(features[None]), tokens[None], call, known=True)[:, -1:]
 
     def _deeper(self, tree: Tree, tokens: np.ndarray, nodes: range) -> None:
@@ -276,46 +277,51 @@ class HeadSession:
         above = tree.parent[nodes.start]
         alone = len(nodes) == 1  # then a view will do
         parents = self.states[:, above : above + 1] if alone else self.states[:, [tree.parent[node] for node in nodes]]
+        if tree.is_chain and self._fits_kernels(1):
+            call = self._kernel_call(entries)
+        else:
+            call = self._level_call(tree, nodes, base, entries)
+        states = self._run(parents, np.maximum(drawn, 0), call, known=False)
+        self.states = torch.cat([self.states, states], dim=1)
+
+    def _level_call(self, tree: Tree, nodes: range, base: np.ndarray, entries: np.ndarray) -> LayerCall:
+        """The call of the entries of one level, whose tokens see their ancestors; base [B, 1] are node 0's slots."""
+        device = self.angles.cos.device
         seen_from = ancestry(tree)[nodes.start : nodes.stop, : nodes.stop]
         mask: np.ndarray | None = None
         placement: Placement
-        if len(tokens) == 1 and base[0, 0] > 0:
+        if len(base) == 1 and base[0, 0] > 0:
             first = int(base[0, 0])
             placement = Range(first + nodes.start, first + nodes.stop, begin=1)
             if not seen_from.all():
                 mask = np.pad(seen_from, ((0, 0), (first - 1, 0)), constant_values=True)[None]
         else:
             slots = base + np.arange(nodes.start, nodes.stop)
-            placement = placed(slots, parents.device)
+            placement = placed(slots, device)
             mask = np.repeat((np.arange(slots.max() + 1) <= base)[:, None], len(nodes), axis=1)
             for b, first in enumerate(base[:, 0]):
                 mask[b, :, first : first + nodes.stop] = seen_from
             mask[:, :, 0] = False
-        seen: torch.Tensor | Causal | None = None if mask is None else torch.as_tensor(mask, device=parents.device)
-        if tree.is_chain and self._fits_kernels(1):
-            seen = Causal()
-        states = self._run(parents, np.maximum(drawn, 0), self._call(entries, seen, placement), known=False)
-        self.states = torch.cat([self.states, states], dim=1)
+        return self._call(entries, None if mask is None else torch.as_tensor(mask, device=device), placement)
 
     def _call(
-        self,
-        entries: np.ndarray,
-        mask: torch.Tensor | Causal | None,
-        placement: Placement,
-        cache: SlotCache | None = None,
+        self, entries: np.ndarray, mask: torch.Tensor | None, placement: Placement, cache: SlotCache | None = None
     ) -> LayerCall:
-        """The call of entries [B, T], which are also their positions; mask [B, T, S], or a rule that kernels follow."""
+        """The call of entries [B, T], which are also their positions; mask [B, T, S]."""
+        bias = None if mask is None else additive(mask, self.angles.cos.dtype)
+        return LayerCall(self._rotation(entries), {FULL: bias}, placement, (cache or self.cache).layers)
+
+    def _kernel_call(self, entries: np.ndarray) -> LayerCall:
+        """The same for kernels: entries that follow each other, each of which sees those up to itself."""
+        slots = Slots(torch.as_tensor(entries + 1, device=self.angles.cos.device), int(entries.max()) + 2)
+        return LayerCall(self._rotation(entries), {FULL: Causal()}, slots, self.cache.layers, self.tables)
+
+    def _rotation(self, entries: np.ndarray) -> Rotation:
         first, last = int(entries[0, 0]), int(entries[0, -1])
         if len(entries) == 1 and last - first == entries.shape[1] - 1 and first >= 0:  # a range, so nothing is copied
-            rotation = Rotation(*(part[first : last + 1][None, None] for part in self.angles))
-        else:
-            places = torch.as_tensor(entries, device=self.angles.cos.device).clamp_min(0)
-            rotation = Rotation(*(part[places][:, None] for part in self.angles))
-        if isinstance(mask, Causal):
-            slots = Slots(torch.as_tensor(entries + 1, device=self.angles.cos.device), int(entries.max()) + 2)
-            return LayerCall(rotation, {FULL: mask}, slots, self.cache.layers, self.tables)
-        bias = None if mask is None else additive(mask, self.angles.cos.dtype)
-        return LayerCall(rotation, {FULL: bias}, placement, (cache or self.cache).layers)
+            return Rotation(*(part[first : last + 1][None, None] for part in self.angles))
+        places = torch.as_tensor(entries, device=self.angles.cos.device).clamp_min(0)
+        return Rotation(*(part[places][:, None] for part in self.angles))
 
     def _fits_kernels(self, tokens: int) -> bool:
         """Whether kernels can read so many tokens of a text that follow each other."""
